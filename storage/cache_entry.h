@@ -1,0 +1,80 @@
+// CacheEntry: the index's record of one entry. Internal to TieredCache; guarded by its lock.
+
+#ifndef EMBCACHE_STORAGE_CACHE_ENTRY_H_
+#define EMBCACHE_STORAGE_CACHE_ENTRY_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "storage/cache_stats.h"
+#include "storage/entry.h"
+#include "storage/eviction_policy.h"
+#include "storage/memory_tier.h"
+#include "storage/read_handle.h"
+
+namespace embcache {
+
+// One model's namespace. Never destroyed while the cache lives.
+struct CacheModel {
+  ModelStats stats;  // stats.model_epoch is the epoch in force
+};
+
+// A lookup that waits for an entry's copy or load.
+struct LookupWaiter {
+  std::vector<TensorExpectation> expect;
+  LookupCallback done;
+  bool counted = true;  // a hit or a miss (not for Pop)
+};
+
+enum class EntryState : uint8_t {
+  kReserved,     // belongs to a reservation, in no index
+  kLoading,      // L3 -> `tier`: has a range only once there was room; waiters wait
+  kResident,     // whole, in `tier`
+  kDemoting,     // whole in L1, on its way to L2; a lookup calls the move off
+  kPromoting,    // whole in L2, on its way to L1; waiters wait
+  kWritingBack,  // whole, leaving memory as soon as its bytes are staged for L3; a lookup calls it
+                 // off
+};
+
+struct CacheEntry {
+  PolicyHook hook;  // first, so that a hook is an entry; linked while in `tier` and reachable
+  std::shared_ptr<const EntryInfo> info;  // of a loading entry: only key and payload bytes
+  CacheModel* model = nullptr;
+  uint64_t generation = 0;
+  uint64_t model_epoch = 0;
+  MemoryRange range;   // in `tier`; bytes 0 = none yet
+  MemoryRange target;  // in the other tier, while a copy is under way; bytes 0 = none
+  TierId tier = TierId::kL1;
+  EntryState state = EntryState::kReserved;
+  bool doomed = false;      // unreachable by key
+  bool called_off = false;  // kDemoting, kWritingBack: stay after all
+  bool saved = false;       // L3 has this generation
+  bool queued = false;      // waits in the persist queue
+  uint32_t pins = 0;        // ReadHandles
+  uint32_t io_pins = 0;     // copies out of (or into) `range` that end by themselves
+  std::vector<LookupWaiter> waiters;
+
+  uint64_t payload_bytes() const { return info->payload_bytes(); }
+
+  static CacheEntry* FromHook(PolicyHook* hook) { return reinterpret_cast<CacheEntry*>(hook); }
+};
+
+// What TieredCache owes the outside after it has released its lock: callbacks, copies, disk work.
+class AfterUnlock {
+ public:
+  void Add(absl::AnyInvocable<void()> action) { actions_.push_back(std::move(action)); }
+  void Run() {
+    for (auto& action : actions_) action();
+    actions_.clear();
+  }
+
+ private:
+  std::vector<absl::AnyInvocable<void()>> actions_;
+};
+
+}  // namespace embcache
+
+#endif  // EMBCACHE_STORAGE_CACHE_ENTRY_H_

@@ -1,0 +1,43 @@
+#include "storage/entry.h"
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace embcache {
+
+absl::Status ValidateMetadata(const Metadata& metadata) {
+  size_t total = 0;
+  for (const auto& [name, value] : metadata) total += name.size() + value.size();
+  if (total > kMaxMetadataBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metadata: ", total, " bytes; must be at most ", kMaxMetadataBytes));
+  }
+  absl::flat_hash_set<absl::string_view> names;
+  for (size_t i = 0; i < metadata.size(); ++i) {
+    const absl::string_view name = metadata[i].first;
+    if (name.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("metadata[", i, "]: the name is empty"));
+    }
+    if (!names.insert(name).second) {
+      // Cut, since an error travels in a header of a few kilobytes.
+      return absl::InvalidArgumentError(
+          absl::StrCat("metadata[", i, "]: the name \"", name.substr(0, 64), "\" is used twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::string_view TierName(TierId tier) {
+  switch (tier) {
+    case TierId::kL1:
+      return "l1";
+    case TierId::kL2:
+      return "l2";
+    case TierId::kL3:
+      return "l3";
+  }
+  return "?";
+}
+
+}  // namespace embcache

@@ -1,0 +1,273 @@
+// How RocksDbStore finds its state again: at the start, and when a poisoned handle is replaced.
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "storage/rocksdb_handle.h"
+#include "storage/rocksdb_store.h"
+
+namespace embcache {
+namespace {
+
+uint64_t SegmentBytes(const RocksDbStoreOptions& options) {
+  if (options.segment_bytes != 0) return options.segment_bytes;
+  return std::min<uint64_t>(options.capacity_bytes / 64, uint64_t{64} << 20);
+}
+
+uint64_t ReserveBytes(const RocksDbStoreOptions& options) {
+  return std::min<uint64_t>(options.capacity_bytes / 16, uint64_t{8} << 20);
+}
+
+}  // namespace
+
+RocksDbStore::RocksDbStore(const RocksDbStoreOptions& options)
+    : options_(options),
+      segment_bytes_(SegmentBytes(options)),
+      reserve_bytes_(ReserveBytes(options)) {}
+
+absl::StatusOr<std::unique_ptr<RocksDbStore>> RocksDbStore::Open(
+    const RocksDbStoreOptions& options) {
+  if (options.capacity_bytes < kMinStoreBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("capacity_bytes: ", options.capacity_bytes,
+                                                   "; must be at least ", kMinStoreBytes));
+  }
+  if (options.segment_bytes > options.capacity_bytes / 4) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("segment_bytes: ", options.segment_bytes,
+                     "; must be at most a quarter of the capacity of ", options.capacity_bytes));
+  }
+  absl::StatusOr<std::unique_ptr<StoreDirectory>> directory = StoreDirectory::Open(options.path);
+  if (!directory.ok()) return directory.status();
+  std::unique_ptr<RocksDbStore> store(new RocksDbStore(options));
+  {
+    absl::MutexLock writer(&store->writer_mu_);
+    {
+      absl::MutexLock lock(&store->mu_);
+      store->SetOpenFileLocked(1);
+    }
+    store->directory_ = *std::move(directory);
+    store->meta_log_.emplace(store->directory_->meta_log());
+    absl::Status loaded = store->Load();
+    if (!loaded.ok()) {
+      store->poisoned_ = true;  // nothing may be written on the way out
+      return loaded;
+    }
+  }
+  if (options.background_thread) {
+    store->thread_ = std::thread([raw = store.get()] { raw->RunBackground(); });
+  }
+  return store;
+}
+
+void RocksDbStore::SetOpenFileLocked(uint64_t number) {
+  open_ = std::make_unique<PendingSegment>(number);
+  index_.set_open_file(number);
+}
+
+absl::Status RocksDbStore::Load() {
+  bool read_only = false;
+  absl::Status status = LoadMeta();
+  absl::StatusOr<std::unique_ptr<RocksDbHandle>> opened = absl::CancelledError();
+  if (status.ok()) {
+    opened = OpenHandle(&read_only);
+    status = opened.status();
+  }
+  if (status.ok() && *opened != nullptr) status = LoadFrom(**opened, &read_only);
+  if (absl::IsDataLoss(status)) {
+    opened = absl::CancelledError();  // closed before it is moved away
+    status = StartEmpty(status, &read_only);
+    if (!status.ok()) return status;
+  } else if (!status.ok()) {
+    return status;
+  } else {
+    absl::MutexLock lock(&mu_);
+    db_ = *std::move(opened);
+  }
+  SetDiskBytes();
+  if (read_only) {
+    (void)Poison(absl::ResourceExhaustedError(
+        absl::StrCat(options_.path, ": can only be read for now, with ", directory_->FreeBytes(),
+                     " bytes free (wanted: ", options_.min_free_bytes, ")")));
+    return absl::OkStatus();
+  }
+  // The capacity may be lower than last time. A failure has begun its back-off, and is no reason
+  // not to start.
+  PruneTombstones();
+  const absl::Status trimmed = MakeRoom(0);
+  if (!trimmed.ok()) Log(absl::StrCat("L3 could not make room: ", trimmed.message()));
+  return absl::OkStatus();
+}
+
+absl::Status RocksDbStore::LoadMeta() {
+  absl::StatusOr<MetaState> meta = meta_log_->Load();
+  if (absl::IsNotFound(meta.status())) {
+    // It is made before the database; without it, removed records would come back.
+    return directory_->HasDatabase() ? absl::DataLossError(meta.status().message())
+                                     : absl::OkStatus();
+  }
+  if (!meta.ok()) return meta.status();
+  uint64_t last_file = 0;
+  for (const MetaState::Tombstone& tombstone : meta->tombstones) {
+    last_file = std::max(last_file, tombstone.last_file);
+  }
+  absl::MutexLock lock(&mu_);
+  SetOpenFileLocked(last_file + 1);
+  index_.LoadMeta(*meta);
+  return absl::OkStatus();
+}
+
+// A handle of the best kind that can be had; nullptr, with `read_only`, when there is no database
+// and no space to make one.
+absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbStore::OpenHandle(bool* read_only) {
+  using Mode = RocksDbHandle::Mode;
+  const RocksDbHandle::Settings settings = {directory_->db(), options_.capacity_bytes,
+                                            options_.max_open_files, options_.log};
+  *read_only = directory_->FreeBytes() < options_.min_free_bytes;
+  if (!directory_->HasDatabase()) {
+    if (*read_only) return std::unique_ptr<RocksDbHandle>();
+    MetaState whole;
+    {
+      absl::MutexLock lock(&mu_);
+      whole = index_.CollectAll();
+    }
+    const absl::Status logged =
+        meta_log_->needs_rewrite() ? meta_log_->Rewrite(whole) : absl::OkStatus();
+    if (!logged.ok()) return absl::UnavailableError(logged.message());
+    return RocksDbHandle::Open(settings, Mode::kCreate);
+  }
+  if (!directory_->HasDatabaseRoot()) {
+    return absl::DataLossError(absl::StrCat(directory_->db(), ": has files but no CURRENT"));
+  }
+  if (!*read_only) {
+    absl::StatusOr<std::unique_ptr<RocksDbHandle>> opened =
+        RocksDbHandle::Open(settings, Mode::kReadWrite);
+    if (opened.ok() || absl::IsDataLoss(opened.status()) ||
+        absl::IsFailedPrecondition(opened.status())) {
+      return opened;
+    }
+    Log(absl::StrCat("L3 cannot be opened for writing: ", opened.status().message()));
+    *read_only = true;
+  }
+  return RocksDbHandle::Open(settings, Mode::kReadOnly);
+}
+
+absl::Status RocksDbStore::LoadFrom(RocksDbHandle& handle, bool* read_only) {
+  absl::StatusOr<std::vector<RocksDbHandle::LiveFile>> live = handle.LiveFiles();
+  if (!live.ok()) return live.status();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!live->empty()) SetOpenFileLocked(std::max(open_->number, live->back().number + 1));
+  }
+  for (const RocksDbHandle::LiveFile& file : *live) {
+    absl::StatusOr<std::vector<FooterEntry>> footer =
+        file.intact ? handle.ReadFooter(file.number)
+                    : absl::DataLossError("missing or of another size");
+    if (absl::IsUnavailable(footer.status())) return footer.status();
+    if (footer.ok()) {
+      absl::MutexLock lock(&mu_);
+      files_[file.number].bytes = file.bytes;
+      for (const FooterEntry& entry : *footer) {
+        index_.LoadRecord(entry.key, {entry.generation, entry.payload_bytes, entry.model_epoch,
+                                      file.number, entry.entry, false});
+      }
+      continue;
+    }
+    Log(absl::StrCat("L3 drops file ", file.number, ": ", footer.status().message()));
+    // What cannot be dropped now is dropped by Reconcile, which knows only the files above.
+    if (!*read_only && !handle.Drop(file.number).ok()) *read_only = true;
+    absl::MutexLock lock(&mu_);
+    ++corruptions_;
+  }
+  absl::MutexLock lock(&mu_);
+  for (const auto& [model, epoch] : index_.ModelEpochs()) {
+    // One that was raised by a record may have come after some that it hides.
+    if (index_.IsEpochDirty(model)) (void)index_.EraseHidden(model, SIZE_MAX);
+  }
+  return absl::OkStatus();
+}
+
+// Moves the database away and makes a new one; without space for that, later, and `read_only`.
+absl::Status RocksDbStore::StartEmpty(const absl::Status& reason, bool* read_only) {
+  Log(absl::StrCat("L3 starts empty; the database is moved to ", directory_->aside(), ": ",
+                   reason.message()));
+  absl::Status moved = directory_->MoveDatabaseAside();
+  if (!moved.ok()) return moved;
+  {
+    absl::MutexLock lock(&mu_);
+    ++corruptions_;
+    files_.clear();
+    damaged_files_.clear();
+    index_.ClearFiles();
+    SetOpenFileLocked(open_->number + 1);
+  }
+  absl::StatusOr<std::unique_ptr<RocksDbHandle>> opened = OpenHandle(read_only);
+  if (!opened.ok()) {
+    Log(absl::StrCat("L3 cannot make a new database: ", opened.status().message()));
+    *read_only = true;
+    return absl::OkStatus();
+  }
+  absl::MutexLock lock(&mu_);
+  db_ = *std::move(opened);
+  return absl::OkStatus();
+}
+
+absl::Status RocksDbStore::Reopen() {
+  std::shared_ptr<RocksDbHandle> old;
+  {
+    absl::MutexLock lock(&mu_);
+    old = std::exchange(db_, nullptr);
+    const auto unused = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return readers_[0] == 0 && readers_[1] == 0;
+    };
+    mu_.Await(absl::Condition(&unused));
+  }
+  old.reset();  // the last one: RocksDB opens no database twice
+  bool read_only = false;
+  absl::StatusOr<std::unique_ptr<RocksDbHandle>> opened = OpenHandle(&read_only);
+  absl::Status status = opened.status();
+  if (opened.ok() && *opened != nullptr && !read_only) status = Reconcile(**opened);
+  if (absl::IsDataLoss(status)) {
+    opened = absl::CancelledError();
+    status = StartEmpty(status, &read_only);
+  } else if (opened.ok()) {
+    absl::MutexLock lock(&mu_);
+    db_ = *std::move(opened);
+  }
+  if (!status.ok()) return status;
+  if (read_only) return absl::ResourceExhaustedError("the database can only be read");
+  poisoned_ = false;
+  return absl::OkStatus();
+}
+
+// Makes disk and memory agree after a failure that left it open what had happened.
+absl::Status RocksDbStore::Reconcile(RocksDbHandle& handle) {
+  absl::StatusOr<std::vector<RocksDbHandle::LiveFile>> live = handle.LiveFiles();
+  if (!live.ok()) return live.status();
+  std::map<uint64_t, File> known;
+  {
+    absl::MutexLock lock(&mu_);
+    known = files_;
+  }
+  for (const RocksDbHandle::LiveFile& file : *live) {
+    const bool wanted = file.intact && known.count(file.number) != 0;
+    if (wanted) {
+      known.erase(file.number);
+      absl::MutexLock lock(&mu_);
+      files_[file.number].dropping = false;
+      continue;
+    }
+    absl::Status dropped = handle.Drop(file.number);
+    if (!dropped.ok()) return absl::UnavailableError(dropped.message());
+  }
+  for (const auto& [number, file] : known) {
+    {
+      absl::MutexLock lock(&mu_);
+      files_.erase(number);
+      damaged_files_.erase(number);
+    }
+    EraseFileRecords(number, nullptr);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace embcache

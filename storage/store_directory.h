@@ -1,0 +1,66 @@
+// StoreDirectory: the directory of an L3 store, its lock and its version.
+//
+//   <path>/LOCK.embcache   locked while the store lives; holds the owner's pid
+//   <path>/FORMAT          "embcache-l3 <version>\n"
+//   <path>/meta.log        removals and model epochs (MetaLog)
+//   <path>/db/             the database
+//   <path>/db.corrupt/     the last database that could not be opened, until its room is needed
+//   <path>/stage/          files being written
+//
+// Owns the lock and nothing else. Thread-safe; everything here blocks on the disk.
+
+#ifndef EMBCACHE_STORAGE_STORE_DIRECTORY_H_
+#define EMBCACHE_STORAGE_STORE_DIRECTORY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace embcache {
+
+class StoreDirectory {
+ public:
+  // Creates what is missing, takes the lock, empties stage/. FAILED_PRECONDITION: another process
+  // has the lock (nothing is touched; the message names its pid), the directory has a version this
+  // program does not know, or it holds something else than a store.
+  static absl::StatusOr<std::unique_ptr<StoreDirectory>> Open(absl::string_view path);
+  ~StoreDirectory();
+
+  StoreDirectory(const StoreDirectory&) = delete;
+  StoreDirectory& operator=(const StoreDirectory&) = delete;
+
+  std::string db() const { return path_ + "/db"; }
+  std::string aside() const { return path_ + "/db.corrupt"; }
+  std::string meta_log() const { return path_ + "/meta.log"; }
+  std::string StagedFile(uint64_t number) const;
+
+  // Bytes on the disk of everything in the directory, as du counts them.
+  uint64_t Bytes() const;
+  // Bytes that can still be written to this file system. 0 when it cannot be told.
+  uint64_t FreeBytes() const;
+  // Whether db/ has anything in it, and whether it has what a database begins with.
+  bool HasDatabase() const;
+  bool HasDatabaseRoot() const;
+
+  // Renames db/, if there is one, to db.corrupt/, in place of an older one.
+  absl::Status MoveDatabaseAside() const;
+  bool HasAside() const;
+  void RemoveAside() const;
+  // Writes and removes a file of `bytes`: does the disk take anything?
+  absl::Status Probe(uint64_t bytes) const;
+  void RemoveStaged(uint64_t number) const;
+
+ private:
+  StoreDirectory(absl::string_view path, int lock_fd) : path_(path), lock_fd_(lock_fd) {}
+
+  const std::string path_;
+  const int lock_fd_;
+};
+
+}  // namespace embcache
+
+#endif  // EMBCACHE_STORAGE_STORE_DIRECTORY_H_

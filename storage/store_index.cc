@@ -1,0 +1,317 @@
+#include "storage/store_index.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "storage/check.h"
+
+namespace embcache {
+namespace {
+
+// The first bytes of the encoded keys of one model (cache_key.h): they lie next to each other.
+std::string ModelPrefix(absl::string_view model) {
+  std::string prefix(1, static_cast<char>(model.size()));
+  prefix.append(model.data(), model.size());
+  return prefix;
+}
+
+}  // namespace
+
+void StoreIndex::LoadMeta(const MetaState& meta) {
+  for (const MetaState::Tombstone& from : meta.tombstones) {
+    Tombstone& tombstone = tombstones_[from.key];
+    tombstone.generation = std::max(tombstone.generation, from.generation);
+    tombstone.last_file = std::max(tombstone.last_file, from.last_file);
+    SetState(from.key, tombstone, TombstoneState::kWritten);
+    tombstones_by_last_file_[tombstone.last_file].push_back(from.key);
+    max_generation_ = std::max(max_generation_, from.generation);
+  }
+  for (const auto& [model, epoch] : meta.epochs) {
+    Epoch& current = epochs_[model];
+    current.epoch = std::max(current.epoch, epoch);
+  }
+  max_generation_ = std::max(max_generation_, meta.max_generation);
+}
+
+void StoreIndex::LoadRecord(const CacheKey& key, const IndexEntry& entry) {
+  max_generation_ = std::max(max_generation_, entry.generation);
+  // An epoch whose own write failed may still have records: it has to hold for older ones again.
+  if (entry.model_epoch > 0) RaiseEpoch(key.model(), entry.model_epoch);
+  auto tombstone = tombstones_.find(key);
+  if (tombstone != tombstones_.end() && entry.generation <= tombstone->second.generation) return;
+  if (Hidden(key, entry.model_epoch)) return;
+  auto [at, inserted] = records_.try_emplace(key, entry);
+  if (inserted) {
+    payload_bytes_ += entry.payload_bytes;
+    return;
+  }
+  const uint64_t loser = std::min(at->second.generation, entry.generation);
+  if (at->second.generation != entry.generation) MakeDirty(key, loser);
+  if (entry.generation >= at->second.generation) {
+    payload_bytes_ += entry.payload_bytes - at->second.payload_bytes;
+    at->second = entry;
+  }
+}
+
+void StoreIndex::ClearFiles() {
+  records_.clear();
+  payload_bytes_ = 0;
+  for (const auto& [key, tombstone] : tombstones_) {
+    refused_up_to_ = std::max(refused_up_to_, tombstone.generation);
+  }
+  tombstones_.clear();
+  tombstones_by_last_file_.clear();
+  volatile_order_.clear();
+  dirty_tombstones_ = 0;
+  dirty_keys_.clear();
+}
+
+absl::Status StoreIndex::Put(const CacheKey& key, const IndexEntry& entry,
+                             std::optional<IndexEntry>* replaced) {
+  max_generation_ = std::max(max_generation_, entry.generation);
+  auto tombstone = tombstones_.find(key);
+  if (entry.generation <= refused_up_to_ ||
+      (tombstone != tombstones_.end() && entry.generation <= tombstone->second.generation)) {
+    return absl::CancelledError(
+        absl::StrCat("the key was removed up to a generation above ", entry.generation));
+  }
+  if (Hidden(key, entry.model_epoch)) {
+    return absl::CancelledError(
+        absl::StrCat("model epoch ", entry.model_epoch, " is not the current one any more"));
+  }
+  auto at = records_.find(key);
+  if (at == records_.end()) {
+    records_.emplace(key, entry);
+    payload_bytes_ += entry.payload_bytes;
+    return absl::OkStatus();
+  }
+  if (at->second.generation >= entry.generation) {
+    return absl::CancelledError(absl::StrCat("generation ", at->second.generation,
+                                             " is there already, not older than ",
+                                             entry.generation));
+  }
+  *replaced = at->second;
+  if (at->second.file != open_file_) MakeDirty(key, at->second.generation);
+  payload_bytes_ += entry.payload_bytes - at->second.payload_bytes;
+  at->second = entry;
+  return absl::OkStatus();
+}
+
+void StoreIndex::Move(const CacheKey& key, uint64_t file, uint32_t entry) {
+  auto at = records_.find(key);
+  EMB_CHECK(at != records_.end());
+  at->second.file = file;
+  at->second.entry = entry;
+  at->second.touched = false;
+}
+
+const IndexEntry* StoreIndex::Find(const CacheKey& key) const {
+  auto at = records_.find(key);
+  if (at == records_.end() || Hidden(key, at->second.model_epoch)) return nullptr;
+  return &at->second;
+}
+
+void StoreIndex::Touch(const CacheKey& key, uint64_t generation) {
+  auto at = records_.find(key);
+  if (at != records_.end() && at->second.generation == generation) at->second.touched = true;
+}
+
+std::optional<IndexEntry> StoreIndex::Forget(const CacheKey& key, uint64_t generation) {
+  max_generation_ = std::max(max_generation_, generation);
+  std::optional<IndexEntry> removed;
+  auto at = records_.find(key);
+  if (at != records_.end() && at->second.generation <= generation) {
+    removed = at->second;
+    Erase(at);
+  }
+  if (removed && removed->file != open_file_) {
+    MakeDirty(key, generation);
+  } else {
+    RememberRemoval(key, generation);
+  }
+  return removed;
+}
+
+bool StoreIndex::IsDirty(const CacheKey& key) const {
+  auto at = tombstones_.find(key);
+  return at != tombstones_.end() && at->second.state == TombstoneState::kDirty;
+}
+
+void StoreIndex::ForgetUncertain(const CacheKey& key, uint64_t generation) {
+  auto at = records_.find(key);
+  if (at != records_.end() && at->second.generation <= generation) Erase(at);
+  MakeDirty(key, generation);
+}
+
+bool StoreIndex::ErasePlace(const CacheKey& key, uint64_t file, uint32_t entry) {
+  auto at = records_.find(key);
+  if (at == records_.end() || at->second.file != file || at->second.entry != entry) return false;
+  Erase(at);
+  return true;
+}
+
+bool StoreIndex::EraseFile(uint64_t file, size_t limit, std::optional<CacheKey>* after,
+                           uint64_t* erased) {
+  auto at = after->has_value() ? records_.upper_bound(**after) : records_.begin();
+  std::vector<CacheKey> victims;
+  for (size_t seen = 0; at != records_.end() && seen < limit; ++at, ++seen) {
+    if (at->second.file == file) victims.push_back(at->first);
+    *after = at->first;
+  }
+  const bool more = at != records_.end();
+  for (const CacheKey& key : victims) Erase(records_.find(key));
+  *erased += victims.size();
+  return more;
+}
+
+void StoreIndex::RaiseEpoch(absl::string_view model, uint64_t epoch) {
+  Epoch& current = epochs_[model];
+  if (epoch <= current.epoch) return;
+  current.epoch = epoch;
+  if (!current.dirty) ++dirty_epochs_;
+  current.dirty = true;
+}
+
+bool StoreIndex::IsEpochDirty(absl::string_view model) const {
+  auto at = epochs_.find(model);
+  return at != epochs_.end() && at->second.dirty;
+}
+
+std::vector<IndexEntry> StoreIndex::EraseHidden(absl::string_view model, size_t limit) {
+  const std::string prefix = ModelPrefix(model);
+  std::vector<IndexEntry> erased;
+  std::vector<CacheKey> keys;
+  for (auto at = records_.lower_bound(absl::string_view(prefix));
+       at != records_.end() && at->first.model() == model && keys.size() < limit; ++at) {
+    if (Hidden(at->first, at->second.model_epoch)) keys.push_back(at->first);
+  }
+  for (const CacheKey& key : keys) {
+    auto at = records_.find(key);
+    erased.push_back(at->second);
+    Erase(at);
+  }
+  return erased;
+}
+
+std::vector<std::pair<std::string, uint64_t>> StoreIndex::ModelEpochs() const {
+  std::vector<std::pair<std::string, uint64_t>> epochs;
+  for (const auto& [model, epoch] : epochs_) {
+    if (epoch.epoch > 0) epochs.emplace_back(model, epoch.epoch);
+  }
+  std::sort(epochs.begin(), epochs.end());
+  return epochs;
+}
+
+MetaState StoreIndex::CollectDirty() const {
+  MetaState dirty;
+  dirty.max_generation = max_generation_;
+  for (const CacheKey& key : dirty_keys_) {
+    auto at = tombstones_.find(key);
+    if (at == tombstones_.end() || at->second.state != TombstoneState::kDirty) continue;
+    dirty.tombstones.push_back({key, at->second.generation, at->second.last_file});
+  }
+  for (const auto& [model, epoch] : epochs_) {
+    if (epoch.dirty) dirty.epochs.emplace_back(model, epoch.epoch);
+  }
+  return dirty;
+}
+
+MetaState StoreIndex::CollectAll() const {
+  MetaState all;
+  all.max_generation = max_generation_;
+  for (const auto& [key, tombstone] : tombstones_) {
+    if (tombstone.state == TombstoneState::kVolatile) continue;
+    all.tombstones.push_back({key, tombstone.generation, tombstone.last_file});
+  }
+  for (const auto& [model, epoch] : epochs_) all.epochs.emplace_back(model, epoch.epoch);
+  return all;
+}
+
+void StoreIndex::MarkWritten(const MetaState& written) {
+  for (const MetaState::Tombstone& done : written.tombstones) {
+    auto at = tombstones_.find(done.key);
+    if (at == tombstones_.end()) continue;
+    // One that rose meanwhile has to be written again.
+    if (at->second.generation == done.generation && at->second.last_file == done.last_file) {
+      SetState(done.key, at->second, TombstoneState::kWritten);
+    }
+  }
+  dirty_keys_.erase(std::remove_if(dirty_keys_.begin(), dirty_keys_.end(),
+                                   [this](const CacheKey& key) { return !IsDirty(key); }),
+                    dirty_keys_.end());
+  for (const auto& [model, epoch] : written.epochs) {
+    Epoch& current = epochs_[model];
+    if (!current.dirty || current.epoch != epoch) continue;
+    current.dirty = false;
+    --dirty_epochs_;
+  }
+}
+
+void StoreIndex::PruneTombstones(uint64_t oldest_file) {
+  while (!tombstones_by_last_file_.empty() &&
+         tombstones_by_last_file_.begin()->first < oldest_file) {
+    const uint64_t last_file = tombstones_by_last_file_.begin()->first;
+    for (const CacheKey& key : tombstones_by_last_file_.begin()->second) {
+      auto at = tombstones_.find(key);
+      // It may have risen, and then stands in a later bucket too.
+      if (at == tombstones_.end() || at->second.last_file != last_file) continue;
+      refused_up_to_ = std::max(refused_up_to_, at->second.generation);
+      SetState(key, at->second, TombstoneState::kWritten);
+      tombstones_.erase(at);
+    }
+    tombstones_by_last_file_.erase(tombstones_by_last_file_.begin());
+  }
+}
+
+void StoreIndex::List(absl::string_view after,
+                      absl::FunctionRef<bool(const CacheKey&, const IndexEntry&)> visit) const {
+  for (auto at = records_.upper_bound(after); at != records_.end(); ++at) {
+    if (Hidden(at->first, at->second.model_epoch)) continue;
+    if (!visit(at->first, at->second)) return;
+  }
+}
+
+bool StoreIndex::Hidden(const CacheKey& key, uint64_t model_epoch) const {
+  auto at = epochs_.find(key.model());
+  return at != epochs_.end() && model_epoch < at->second.epoch;
+}
+
+void StoreIndex::Erase(Records::iterator at) {
+  payload_bytes_ -= at->second.payload_bytes;
+  records_.erase(at);
+}
+
+void StoreIndex::RememberRemoval(const CacheKey& key, uint64_t generation) {
+  auto [at, inserted] = tombstones_.try_emplace(key);
+  // Of a written one the disk may keep the lower generation: nothing above it is there.
+  at->second.generation = std::max(at->second.generation, generation);
+  if (!inserted) return;
+  volatile_order_.push_back(key);
+  if (volatile_order_.size() <= kVolatileTombstones) return;
+  auto oldest = tombstones_.find(volatile_order_.front());
+  volatile_order_.pop_front();
+  if (oldest == tombstones_.end() || oldest->second.state != TombstoneState::kVolatile) return;
+  refused_up_to_ = std::max(refused_up_to_, oldest->second.generation);
+  tombstones_.erase(oldest);
+}
+
+void StoreIndex::MakeDirty(const CacheKey& key, uint64_t generation) {
+  Tombstone& tombstone = tombstones_[key];
+  tombstone.generation = std::max(tombstone.generation, generation);
+  SetState(key, tombstone, TombstoneState::kDirty);
+  if (tombstone.last_file == open_file_) return;
+  tombstone.last_file = open_file_;
+  tombstones_by_last_file_[open_file_].push_back(key);
+}
+
+void StoreIndex::SetState(const CacheKey& key, Tombstone& tombstone, TombstoneState state) {
+  if (tombstone.state == state) return;
+  if (tombstone.state == TombstoneState::kDirty) --dirty_tombstones_;
+  if (state == TombstoneState::kDirty) {
+    ++dirty_tombstones_;
+    dirty_keys_.push_back(key);
+  }
+  tombstone.state = state;
+}
+
+}  // namespace embcache

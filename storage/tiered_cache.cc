@@ -1,0 +1,504 @@
+#include "storage/tiered_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/check.h"
+#include "storage/lru_policy.h"
+
+namespace embcache {
+namespace {
+
+// Bounds on the table of models, which is never shrunk. Lookups alone cannot fill it.
+constexpr size_t kMaxModels = 4096;
+constexpr size_t kMaxModelsByLookup = kMaxModels / 2;
+constexpr absl::string_view kOtherModels = "(other)";
+
+constexpr int kSweepEntriesPerTick = 4096;
+
+}  // namespace
+
+// --- Life ---------------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<TieredCache>> TieredCache::Create(const TieredCacheOptions& options,
+                                                                 const TieredCacheDeps& deps) {
+  EMB_CHECK(deps.clock != nullptr && deps.copier != nullptr);
+  EMB_CHECK(deps.store == nullptr || deps.executor != nullptr);
+  absl::StatusOr<MemoryTier> l1 = MemoryTier::Create(TierId::kL1, options.l1, deps.l1_memory);
+  if (!l1.ok()) return l1.status();
+  absl::StatusOr<MemoryTier> l2 = MemoryTier::Create(TierId::kL2, options.l2, deps.l2_memory);
+  if (!l2.ok()) return l2.status();
+  if (!l1->enabled() && !l2->enabled()) {
+    return absl::InvalidArgumentError("l1 and l2 capacity_bytes: at least one must not be 0");
+  }
+  return std::unique_ptr<TieredCache>(
+      new TieredCache(options, deps, *std::move(l1), *std::move(l2)));
+}
+
+TieredCache::TieredCache(const TieredCacheOptions& options, const TieredCacheDeps& deps,
+                         MemoryTier l1, MemoryTier l2)
+    : options_(options),
+      deps_(deps),
+      tiers_{Tier(std::move(l1)), Tier(std::move(l2))},
+      queue_(options.l3_queue_entries, options.l3_queue_bytes) {
+  absl::MutexLock lock(&mu_);
+  tiers_[0].max_entries = options.l1.max_entries;
+  tiers_[1].max_entries = options.l2.max_entries;
+  tiers_[1].first_segment_id = static_cast<uint32_t>(tiers_[0].memory.segments().size());
+  for (Tier& tier : tiers_) tier.policy = NewLruPolicy();
+  ModelLocked(kOtherModels);
+  if (deps_.store == nullptr) return;
+  next_generation_ = deps_.store->max_generation() + 1;
+  for (const auto& [model, epoch] : deps_.store->ModelEpochs()) {
+    CacheModel* state = ModelLocked(model);
+    if (state != nullptr) state->stats.model_epoch = epoch;
+  }
+}
+
+TieredCache::~TieredCache() {
+  absl::MutexLock lock(&mu_);
+  stopping_ = true;
+  const auto quiet = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return operations_ == 0; };
+  mu_.Await(absl::Condition(&quiet));
+  for (Tier& tier : tiers_) {
+    EMB_CHECK(tier.waiting.empty());
+    tier.policy.reset();  // before the entries that it links
+  }
+}
+
+void TieredCache::OperationEndedLocked() {
+  EMB_CHECK(operations_ > 0);
+  --operations_;
+}
+
+// --- Index --------------------------------------------------------------------------------------
+
+CacheModel* TieredCache::ModelLocked(absl::string_view name) {
+  auto it = models_.find(name);
+  if (it != models_.end()) return it->second.get();
+  if (models_.size() >= kMaxModels) return nullptr;
+  auto model = std::make_unique<CacheModel>();
+  model->stats.model = std::string(name);
+  return models_.emplace(std::string(name), std::move(model)).first->second.get();
+}
+
+const CacheModel* TieredCache::FindModelLocked(absl::string_view name) const {
+  auto it = models_.find(name);
+  return it == models_.end() ? nullptr : it->second.get();
+}
+
+CacheEntry* TieredCache::FindLocked(absl::string_view key) const {
+  auto it = index_.find(key);
+  return it == index_.end() ? nullptr : it->get();
+}
+
+bool TieredCache::IsLiveLocked(const CacheEntry& entry) const {
+  if (entry.model_epoch != entry.model->stats.model_epoch) return false;
+  const absl::Time expires = entry.info->expires;
+  return expires == absl::InfiniteFuture() || expires > deps_.clock->Now();
+}
+
+std::optional<StoredPlace> TieredCache::FindStoredLocked(const CacheKey& key) const {
+  if (deps_.store == nullptr) return std::nullopt;
+  std::optional<StoredPlace> place = deps_.store->Find(key);
+  if (!place.has_value()) return std::nullopt;
+  const CacheModel* model = FindModelLocked(key.model());
+  const uint64_t epoch = model == nullptr ? 0 : model->stats.model_epoch;
+  if (place->model_epoch != epoch) return std::nullopt;
+  return place;
+}
+
+void TieredCache::InsertLocked(std::unique_ptr<CacheEntry> entry) {
+  CacheEntry* raw = entry.get();
+  EMB_CHECK(index_.insert(std::move(entry)).second);
+  EMB_CHECK(ordered_.insert(raw).second);
+}
+
+void TieredCache::LinkLocked(CacheEntry* entry) {
+  Tier& tier = TierOf(entry->tier);
+  tier.policy->Insert(&entry->hook);
+  ++tier.stats.entries;
+  ++entry->model->stats.entries;
+  entry->model->stats.bytes += entry->payload_bytes();
+}
+
+void TieredCache::UnlinkLocked(CacheEntry* entry) {
+  Tier& tier = TierOf(entry->tier);
+  tier.policy->Remove(&entry->hook);
+  --tier.stats.entries;
+  --entry->model->stats.entries;
+  entry->model->stats.bytes -= entry->payload_bytes();
+}
+
+void TieredCache::DoomLocked(CacheEntry* entry, RemoveReason reason, AfterUnlock& after) {
+  EMB_CHECK(!entry->doomed);
+  const absl::string_view key = entry->info->key.encoded();
+  if (entry->queued) queue_.Cancel(key);
+  if (entry->info->expires != absl::InfiniteFuture()) {
+    expiries_.erase({entry->info->expires, entry});
+  }
+  if (entry->hook.linked()) UnlinkLocked(entry);
+  ordered_.erase(entry);
+  auto node = index_.extract(index_.find(key));
+  doomed_.emplace(entry, std::move(node.value()));
+  entry->doomed = true;
+  TierStats& stats = TierOf(entry->tier).stats;
+  if (reason == RemoveReason::kCapacity) ++stats.evictions_capacity;
+  if (reason == RemoveReason::kExpired) ++stats.evictions_expired;
+  if (reason == RemoveReason::kEpoch) ++stats.evictions_epoch;
+  if (reason == RemoveReason::kReplaced) ++totals_.replaced;
+  FreeIfUnusedLocked(entry, after);
+}
+
+void TieredCache::FreeIfUnusedLocked(CacheEntry* entry, AfterUnlock& after) {
+  if (!entry->doomed || entry->pins > 0 || entry->io_pins > 0 ||
+      entry->state != EntryState::kResident) {
+    return;
+  }
+  const TierId tier = entry->tier;
+  EMB_CHECK(entry->target.bytes == 0 && entry->waiters.empty());
+  if (entry->range.bytes > 0) FreeRangeLocked(tier, entry->range);
+  doomed_.erase(entry);
+  PumpLocked(tier, after);
+}
+
+bool TieredCache::RemoveKeyLocked(const CacheKey& key, RemoveReason reason, StatusCallback removed,
+                                  AfterUnlock& after) {
+  CacheEntry* entry = FindLocked(key.encoded());
+  const bool stored = FindStoredLocked(key).has_value();
+  const bool existed = stored || (entry != nullptr && IsLiveLocked(*entry));
+  const bool being_written = persisting_.has_value() && persisting_->record.info->key == key;
+  queue_.Cancel(key.encoded());
+  if (entry != nullptr) DoomLocked(entry, reason, after);
+  if (deps_.store != nullptr) deps_.store->Forget(key, next_generation_ - 1);
+  if (stored || being_written) {
+    RemoveStoredLocked(key, next_generation_ - 1, std::move(removed), after);
+  } else if (removed) {
+    after.Add([removed = std::move(removed)]() mutable { removed(absl::OkStatus()); });
+  }
+  return existed;
+}
+
+// --- Pins ---------------------------------------------------------------------------------------
+
+Location TieredCache::LocationLocked(const CacheEntry& entry) const {
+  const Tier& tier = TierOf(entry.tier);
+  return Location{.tier = entry.tier,
+                  .segment = tier.first_segment_id + entry.range.segment,
+                  .segment_generation = 1,
+                  .offset = entry.range.offset,
+                  .bytes = entry.payload_bytes()};
+}
+
+ReadHandle TieredCache::PinLocked(CacheEntry* entry) {
+  if (entry->pins++ == 0) TierOf(entry->tier).stats.pinned_bytes += entry->range.bytes;
+  ReadHandle handle;
+  handle.cache_ = this;
+  handle.entry_ = entry;
+  handle.info_ = entry->info;
+  handle.location_ = LocationLocked(*entry);
+  handle.generation_ = entry->generation;
+  return handle;
+}
+
+void TieredCache::UnpinLocked(CacheEntry* entry, AfterUnlock& after) {
+  EMB_CHECK(entry->pins > 0);
+  if (--entry->pins > 0) return;
+  TierOf(entry->tier).stats.pinned_bytes -= entry->range.bytes;
+  FreeIfUnusedLocked(entry, after);
+}
+
+void TieredCache::Unpin(CacheEntry* entry) {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    UnpinLocked(entry, after);
+  }
+  after.Run();
+}
+
+ReadHandle ReadHandle::Duplicate() const {
+  if (entry_ == nullptr) return {};
+  absl::MutexLock lock(&cache_->mu_);
+  return cache_->PinLocked(entry_);
+}
+
+void ReadHandle::Reset() {
+  if (entry_ != nullptr) cache_->Unpin(std::exchange(entry_, nullptr));
+  cache_ = nullptr;
+  info_.reset();
+}
+
+// --- Lookup -------------------------------------------------------------------------------------
+
+void TieredCache::CountHitLocked(const CacheEntry& entry, TierId source) {
+  ++totals_.gets;
+  ++totals_.hits;
+  totals_.saved_us += entry.info->encode_cost_us;
+  ++(source == TierId::kL3 ? totals_.l3.hits : TierOf(source).stats.hits);
+  ModelStats& model = entry.model->stats;
+  ++model.gets;
+  ++model.hits;
+  model.saved_us += entry.info->encode_cost_us;
+}
+
+void TieredCache::CountMissLocked(CacheModel* model) {
+  ++totals_.gets;
+  ++totals_.misses;
+  ++model->stats.gets;
+  ++model->stats.misses;
+}
+
+LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const LookupWaiter& waiter,
+                                    AfterUnlock& after) {
+  if (FindMismatch(entry->info->layout.tensors, waiter.expect).has_value()) {
+    ++totals_.mismatches;
+    CountMissLocked(entry->model);
+    if (!entry->doomed) RemoveKeyLocked(entry->info->key, RemoveReason::kMismatch, {}, after);
+    return LookupResult{.handle = {}, .source = source, .reason = MissReason::kMismatch};
+  }
+  if (entry->hook.linked()) TierOf(entry->tier).policy->Touch(&entry->hook);
+  if (waiter.counted) CountHitLocked(*entry, source);
+  return LookupResult{.handle = PinLocked(entry), .source = source};
+}
+
+std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const CacheKey& key,
+                                                                      LookupWaiter& waiter,
+                                                                      AfterUnlock& after) {
+  CacheModel* model = models_.size() < kMaxModelsByLookup || FindModelLocked(key.model()) != nullptr
+                          ? ModelLocked(key.model())
+                          : ModelLocked(kOtherModels);
+  const auto miss = [&](MissReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (waiter.counted) CountMissLocked(model);
+    return LookupResult{.handle = {}, .source = TierId::kL1, .reason = reason};
+  };
+  CacheEntry* entry = FindLocked(key.encoded());
+  if (entry != nullptr && !IsLiveLocked(*entry)) {
+    const bool old_epoch = entry->model_epoch != entry->model->stats.model_epoch;
+    if (!old_epoch) {
+      RemoveKeyLocked(key, RemoveReason::kExpired, {}, after);
+      return miss(MissReason::kExpired);
+    }
+    DoomLocked(entry, RemoveReason::kEpoch, after);
+    entry = nullptr;
+  }
+  if (entry == nullptr) {
+    const std::optional<StoredPlace> place = FindStoredLocked(key);
+    if (!place.has_value()) return miss(MissReason::kAbsent);
+    StartLoadLocked(key, model, *place, std::move(waiter), after);
+    return std::nullopt;
+  }
+  if (entry->state == EntryState::kDemoting || entry->state == EntryState::kWritingBack) {
+    entry->called_off = true;
+    return HitLocked(entry, entry->tier, waiter, after);
+  }
+  if (entry->state == EntryState::kResident) {
+    const MemoryTier& l1 = TierOf(TierId::kL1).memory;
+    const bool promote = entry->tier == TierId::kL2 && entry->pins == 0 &&
+                         entry->payload_bytes() <= l1.max_entry_bytes() &&
+                         !FindMismatch(entry->info->layout.tensors, waiter.expect).has_value();
+    if (!promote) return HitLocked(entry, entry->tier, waiter, after);
+    entry->waiters.push_back(std::move(waiter));
+    StartPromotionLocked(entry, after);
+    return std::nullopt;
+  }
+  if (entry->waiters.size() >= options_.max_waiters_per_entry) {
+    if (waiter.counted) CountMissLocked(model);
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "waiters: ", entry->waiters.size(), " lookups already wait for this entry; the limit is ",
+        options_.max_waiters_per_entry));
+  }
+  entry->waiters.push_back(std::move(waiter));
+  return std::nullopt;
+}
+
+void TieredCache::AnswerWaitersLocked(CacheEntry* entry, TierId source, AfterUnlock& after) {
+  std::vector<LookupWaiter> waiters = std::exchange(entry->waiters, {});
+  // A mismatch removes the entry; this pin keeps it until the last waiter has its answer.
+  if (entry->pins++ == 0) TierOf(entry->tier).stats.pinned_bytes += entry->range.bytes;
+  for (LookupWaiter& waiter : waiters) {
+    LookupResult result = HitLocked(entry, source, waiter, after);
+    after.Add([done = std::move(waiter.done), result = std::move(result)]() mutable {
+      done(std::move(result));
+    });
+  }
+  UnpinLocked(entry, after);
+}
+
+void TieredCache::FailWaitersLocked(CacheEntry* entry, absl::StatusOr<MissReason> why,
+                                    AfterUnlock& after) {
+  for (LookupWaiter& waiter : std::exchange(entry->waiters, {})) {
+    if (waiter.counted) CountMissLocked(entry->model);
+    absl::StatusOr<LookupResult> result = LookupResult{};
+    if (why.ok()) {
+      result->reason = *why;
+    } else {
+      result = why.status();
+    }
+    after.Add([done = std::move(waiter.done), result = std::move(result)]() mutable {
+      done(std::move(result));
+    });
+  }
+}
+
+void TieredCache::RetryWaitersLocked(CacheEntry* entry, AfterUnlock& after) {
+  for (LookupWaiter& waiter : std::exchange(entry->waiters, {})) {
+    after.Add([this, key = entry->info->key, waiter = std::move(waiter)]() mutable {
+      LookupWith(key, std::move(waiter));
+    });
+  }
+}
+
+void TieredCache::LookupWith(const CacheKey& key, LookupWaiter waiter) {
+  AfterUnlock after;
+  std::optional<absl::StatusOr<LookupResult>> answer;
+  {
+    absl::MutexLock lock(&mu_);
+    answer = LookupLocked(key, waiter, after);
+  }
+  after.Run();
+  if (answer.has_value()) waiter.done(*std::move(answer));
+}
+
+void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect,
+                         LookupCallback done) {
+  LookupWith(key, LookupWaiter{.expect = std::move(expect), .done = std::move(done)});
+}
+
+ReadHandle TieredCache::PinInPlace(const CacheKey& key) {
+  absl::MutexLock lock(&mu_);
+  CacheEntry* entry = FindLocked(key.encoded());
+  if (entry == nullptr || !IsLiveLocked(*entry)) return {};
+  if (entry->state == EntryState::kLoading || entry->state == EntryState::kPromoting) return {};
+  entry->called_off = true;
+  return PinLocked(entry);
+}
+
+std::optional<TierId> TieredCache::Contains(const CacheKey& key) const {
+  absl::MutexLock lock(&mu_);
+  const CacheEntry* entry = FindLocked(key.encoded());
+  if (entry != nullptr && IsLiveLocked(*entry)) {
+    return entry->state == EntryState::kLoading ? TierId::kL3 : entry->tier;
+  }
+  if (entry == nullptr && FindStoredLocked(key).has_value()) return TierId::kL3;
+  return std::nullopt;
+}
+
+// --- Removal ------------------------------------------------------------------------------------
+
+void TieredCache::Delete(const CacheKey& key, absl::AnyInvocable<void(absl::StatusOr<bool>)> done) {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    auto existed = std::make_shared<bool>(false);
+    *existed = RemoveKeyLocked(
+        key, RemoveReason::kDeleted,
+        [existed, done = std::move(done)](absl::Status status) mutable {
+          status.ok() ? done(*existed) : done(std::move(status));
+        },
+        after);
+    if (*existed) ++totals_.deletes;
+  }
+  after.Run();
+}
+
+void TieredCache::Pop(const CacheKey& key, LookupCallback done) {
+  LookupWaiter waiter;
+  waiter.counted = false;
+  waiter.done = [this, key, done = std::move(done)](absl::StatusOr<LookupResult> found) mutable {
+    if (!found.ok() || !found->hit()) return done(std::move(found));
+    Delete(key, [found = *std::move(found),
+                 done = std::move(done)](absl::StatusOr<bool> deleted) mutable {
+      if (!deleted.ok()) return done(deleted.status());
+      done(std::move(found));
+    });
+  };
+  LookupWith(key, std::move(waiter));
+}
+
+void TieredCache::AdvanceEpoch(absl::string_view model,
+                               absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done) {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    CacheModel* state = ModelLocked(model);
+    if (state == nullptr) {
+      after.Add([done = std::move(done)]() mutable {
+        done(absl::ResourceExhaustedError(absl::StrCat("models: the limit is ", kMaxModels)));
+      });
+    } else {
+      const uint64_t epoch = ++state->stats.model_epoch;
+      queue_.CancelModel(model, epoch);
+      sweeps_.emplace_back(std::string(model), std::string());
+      if (deps_.store == nullptr) {
+        after.Add([epoch, done = std::move(done)]() mutable { done(epoch); });
+      } else {
+        auto answer = std::make_shared<decltype(done)>(std::move(done));
+        RunOnDiskLocked(
+            [this, name = std::string(model), epoch, answer] {
+              absl::Status saved = deps_.store->SetModelEpoch(name, epoch);
+              saved.ok() ? (*answer)(epoch) : (*answer)(std::move(saved));
+            },
+            [answer] { (*answer)(absl::UnavailableError("too much disk work is queued")); }, after);
+      }
+    }
+  }
+  after.Run();
+}
+
+std::vector<std::string> TieredCache::Models() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::string> names;
+  for (const auto& [name, model] : models_) {
+    if (name != kOtherModels) names.push_back(name);
+  }
+  return names;
+}
+
+void TieredCache::SweepModelLocked(AfterUnlock& after) {
+  auto& [model, from] = sweeps_.front();
+  if (from.empty()) {
+    from.push_back(static_cast<char>(model.size()));
+    from.append(model);
+  }
+  std::vector<CacheEntry*> stale;
+  auto it = ordered_.lower_bound(absl::string_view(from));
+  int visited = 0;
+  for (; it != ordered_.end() && (*it)->info->key.model() == model; ++it) {
+    if (++visited > kSweepEntriesPerTick) break;
+    CacheEntry* entry = *it;
+    if (entry->model_epoch != entry->model->stats.model_epoch) stale.push_back(entry);
+  }
+  const bool finished = it == ordered_.end() || (*it)->info->key.model() != model;
+  if (!finished) from = std::string((*it)->info->key.encoded());
+  for (CacheEntry* entry : stale) DoomLocked(entry, RemoveReason::kEpoch, after);
+  if (finished) sweeps_.pop_front();
+}
+
+void TieredCache::TickLocked(AfterUnlock& after) {
+  const absl::Duration monotonic = deps_.clock->MonotonicNow();
+  for (auto& [id, reservation] : reservations_) {
+    if (monotonic >= reservation.deadline) reservation.expired = true;
+  }
+  const absl::Time now = deps_.clock->Now();
+  for (int i = 0; i < kSweepEntriesPerTick && !expiries_.empty(); ++i) {
+    const auto [expires, entry] = *expiries_.begin();
+    if (expires > now) break;
+    const CacheKey key = entry->info->key;
+    RemoveKeyLocked(key, RemoveReason::kExpired, {}, after);
+  }
+  if (!sweeps_.empty()) SweepModelLocked(after);
+  KickPersistLocked(after);
+}
+
+void TieredCache::Tick() {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    TickLocked(after);
+  }
+  after.Run();
+}
+
+}  // namespace embcache

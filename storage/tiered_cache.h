@@ -1,0 +1,428 @@
+// TieredCache: the cache itself. An index from key to entry over two exclusive memory tiers (L1,
+// L2) and an optional persistent store (L3).
+//
+//   Reserve -> (write the bytes) -> Commit          Lookup -> ReadHandle
+//
+// An entry lives in at most one memory tier. Room in L1 is made by demoting the least recently used
+// entry to L2, room in L2 by dropping it; a hit in L2 promotes, a hit in L3 loads. Whatever has to
+// wait for a copy or a disk answers through its callback, later, from another thread; nothing is
+// ever copied, read or called back under the lock.
+//
+// Thread-safe. Callbacks run without locks, possibly inside the call that takes them.
+//
+// States of an entry (cache_entry.h has the fields):
+//
+//   (none) --L3 hit--> LOADING --read, checked--> RESIDENT --evicted/deleted/replaced--> (none)
+//   (none) --Commit--> RESIDENT                   RESIDENT(L1) <--copy--> RESIDENT(L2) by way of
+//                                                 DEMOTING / PROMOTING
+//   Any of them can be *doomed*: unreachable by key, its memory freed when its last pin ends.
+
+#ifndef EMBCACHE_STORAGE_TIERED_CACHE_H_
+#define EMBCACHE_STORAGE_TIERED_CACHE_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/hash/hash.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "storage/cache_entry.h"
+#include "storage/cache_stats.h"
+#include "storage/clock.h"
+#include "storage/copy_engine.h"
+#include "storage/entry.h"
+#include "storage/eviction_policy.h"
+#include "storage/executor.h"
+#include "storage/memory_resource.h"
+#include "storage/memory_tier.h"
+#include "storage/persist_queue.h"
+#include "storage/persistent_store.h"
+#include "storage/read_handle.h"
+
+namespace embcache {
+
+// When an entry is written to L3.
+enum class L3WriteMode {
+  kThrough,  // after its commit, in the background
+  kEvict,    // when L2 (or L1, without L2) evicts it
+};
+
+struct TieredCacheOptions {
+  MemoryTierOptions l1;
+  MemoryTierOptions l2;  // capacity_bytes 0 = no such tier
+  L3WriteMode l3_write = L3WriteMode::kThrough;
+  // Writes waiting for the disk: the newest is dropped when either bound is reached.
+  uint64_t l3_queue_entries = 4096;
+  uint64_t l3_queue_bytes = uint64_t{1} << 30;
+  // A reservation neither committed nor aborted by then is given up.
+  absl::Duration reservation_ttl = absl::Seconds(30);
+  // Gets that may wait for one entry's copy or load; more fail with RESOURCE_EXHAUSTED.
+  uint32_t max_waiters_per_entry = 4096;
+};
+
+// The ports, not owned; they outlive the cache. store may be nullptr: no L3.
+struct TieredCacheDeps {
+  Clock* clock = nullptr;
+  Executor* executor = nullptr;  // for the disk
+  CopyEngine* copier = nullptr;
+  MemoryResource* l1_memory = nullptr;
+  MemoryResource* l2_memory = nullptr;
+  PersistentStore* store = nullptr;
+};
+
+using ReservationId = uint64_t;  // never 0, never reused
+
+struct ReserveRequest {
+  CacheKey key;
+  TensorLayout layout;
+  Metadata metadata;
+  uint64_t encode_cost_us = 0;
+  absl::Duration ttl = absl::InfiniteDuration();
+};
+
+struct ReservedPlace {
+  ReservationId id = 0;
+  Location location;
+};
+
+struct ListedEntry {
+  CacheKey key;
+  TierId tier;
+  uint64_t payload_bytes = 0;
+  uint64_t generation = 0;
+  bool on_disk = false;
+  uint32_t pins = 0;
+  absl::Time created = absl::UnixEpoch();  // memory tiers only
+  uint64_t encode_cost_us = 0;             // memory tiers only
+};
+
+struct ListQuery {
+  std::string model;                // empty: all
+  std::string content_hash_prefix;  // raw bytes
+  std::string after;                // encoded key to start behind
+  size_t limit = 100;
+};
+
+struct ListPage {
+  std::vector<ListedEntry> entries;
+  std::string next;  // `after` for the next page; empty when this was the last
+};
+
+class TieredCache {
+ public:
+  using LookupCallback = embcache::LookupCallback;
+  using ReserveCallback = absl::AnyInvocable<void(absl::StatusOr<ReservedPlace>)>;
+  using StatusCallback = absl::AnyInvocable<void(absl::Status)>;
+
+  // RESOURCE_EXHAUSTED when the memory cannot be had, INVALID_ARGUMENT for impossible options.
+  static absl::StatusOr<std::unique_ptr<TieredCache>> Create(const TieredCacheOptions& options,
+                                                             const TieredCacheDeps& deps);
+  // REQUIRES: no ReadHandle is left. Waits for copies and disk work in flight; what is queued for
+  // L3 and not flushed before is lost.
+  ~TieredCache();
+
+  TieredCache(const TieredCache&) = delete;
+  TieredCache& operator=(const TieredCache&) = delete;
+
+  // Finds `key`, brings it to the fastest tier it can have, pins it there. Counts one hit or one
+  // miss. Errors: RESOURCE_EXHAUSTED (too many waiters), counted as a miss too.
+  void Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, LookupCallback done);
+
+  // Pins `key` where it is, if it is in memory. Counts nothing, touches nothing.
+  ReadHandle PinInPlace(const CacheKey& key);
+
+  // The fastest tier that has `key`. Counts nothing, touches nothing.
+  std::optional<TierId> Contains(const CacheKey& key) const;
+
+  // Makes a writable range for a new value of request.key. An old value goes on being served until
+  // Commit, unless room is so short that it has to go first. RESOURCE_EXHAUSTED: larger than every
+  // tier (the old value is then removed at once: it must not go on being served), or all that could
+  // be evicted is pinned.
+  void Reserve(ReserveRequest request, ReserveCallback done);
+
+  // Copies `bytes` into the payload of a reservation.
+  void WriteReserved(ReservationId id, uint64_t offset, absl::string_view bytes,
+                     StatusCallback done);
+
+  // Makes the entry visible and replaces an older one. The returned handle pins it. In every
+  // failure the reservation ends. NOT_FOUND: no such reservation. FAILED_PRECONDITION: it expired,
+  // or the model's epoch was advanced since Reserve.
+  absl::StatusOr<ReadHandle> Commit(ReservationId id);
+
+  // Ends a reservation. REQUIRES: nobody writes into its range any more. NOT_FOUND as above.
+  absl::Status Abort(ReservationId id);
+
+  // Removes `key` from every tier. The answer (did it exist?) comes when the removal is durable.
+  void Delete(const CacheKey& key, absl::AnyInvocable<void(absl::StatusOr<bool>)> done);
+
+  // Takes the entry out: pins it like Lookup, removes it like Delete. Counts no hit and no miss.
+  void Pop(const CacheKey& key, LookupCallback done);
+
+  // Makes every entry of `model` unreachable and every reservation of it uncommittable, at once;
+  // answers with the new epoch when that is durable.
+  void AdvanceEpoch(absl::string_view model,
+                    absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done);
+  // Every model with entries or an epoch.
+  std::vector<std::string> Models() const;
+
+  ListPage List(const ListQuery& query) const;
+
+  // Answers when all that was committed before is on disk. FAILED_PRECONDITION without L3.
+  void Flush(StatusCallback done);
+
+  // Gives up reservations past their time and drops entries past theirs. Call it every 100 ms or
+  // so.
+  void Tick();
+
+  CacheStats GetStats(bool per_model) const;
+
+  struct SegmentInfo {
+    uint32_t id = 0;
+    uint64_t generation = 0;
+    TierId tier = TierId::kL1;
+    const MemorySegment* memory = nullptr;  // lives as long as the cache
+    std::string device_uuid;
+  };
+  std::vector<SegmentInfo> Segments() const;
+  // Bytes of the largest entry that fits a tier.
+  uint64_t max_entry_bytes() const;
+
+  // For tests: aborts the process if an invariant of design section 4 (I2, I3, accounting) is
+  // broken.
+  void CheckInvariants() const;
+
+ private:
+  friend class ReadHandle;
+
+  // Keys are compared by their encoding; the set finds an entry by the encoding alone.
+  struct EntryHash {
+    using is_transparent = void;
+    size_t operator()(absl::string_view key) const { return absl::HashOf(key); }
+    size_t operator()(const std::unique_ptr<CacheEntry>& entry) const {
+      return absl::HashOf(entry->info->key.encoded());
+    }
+  };
+  struct EntryEqual {
+    using is_transparent = void;
+    static absl::string_view Key(absl::string_view key) { return key; }
+    static absl::string_view Key(const std::unique_ptr<CacheEntry>& entry) {
+      return entry->info->key.encoded();
+    }
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      return Key(a) == Key(b);
+    }
+  };
+  struct EntryOrder {
+    using is_transparent = void;
+    static absl::string_view Key(absl::string_view key) { return key; }
+    static absl::string_view Key(const CacheEntry* entry) { return entry->info->key.encoded(); }
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      return Key(a) < Key(b);
+    }
+  };
+  using Index = absl::flat_hash_set<std::unique_ptr<CacheEntry>, EntryHash, EntryEqual>;
+
+  struct Reservation {
+    std::unique_ptr<CacheEntry> entry;
+    std::shared_ptr<EntryInfo> info;  // entry->info, still writable
+    absl::Duration ttl;               // of the entry to be
+    absl::Duration deadline;          // monotonic
+    bool expired = false;
+    bool aborted = false;  // freed when the copy into it has ended
+  };
+
+  // Somebody who needs a range. `granted` is called with the lock held.
+  using Granted = absl::AnyInvocable<void(absl::StatusOr<MemoryRange>, AfterUnlock&)>;
+  struct RoomRequest {
+    uint64_t bytes = 0;
+    std::string replaces;  // encoded key whose old value may go first
+    Granted granted;
+  };
+
+  // A memory tier with what the cache knows about it.
+  struct Tier {
+    explicit Tier(MemoryTier memory_tier) : memory(std::move(memory_tier)) {}
+
+    MemoryTier memory;
+    uint64_t max_entries = 0;
+    uint32_t first_segment_id = 0;
+    std::unique_ptr<EvictionPolicy> policy;
+    // Every allocated range and whose it is, by place: for finding the neighbours of a range.
+    absl::btree_map<std::pair<uint32_t, uint64_t>, CacheEntry*> by_place;
+    std::deque<RoomRequest> waiting;  // served in order
+    bool pumping = false;
+    bool pump_again = false;
+    // Entries on their way out that need nothing more than a copy to end.
+    uint64_t leaving = 0;
+    uint64_t leaving_bytes = 0;
+    uint64_t io_pinned = 0;  // entries with io_pins
+    TierStats stats;         // the counters, and pinned_bytes, reserved_bytes, entries
+  };
+
+  enum class RemoveReason { kReplaced, kDeleted, kCapacity, kExpired, kEpoch, kMismatch };
+
+  TieredCache(const TieredCacheOptions& options, const TieredCacheDeps& deps, MemoryTier l1,
+              MemoryTier l2);
+
+  Tier& TierOf(TierId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return tiers_[static_cast<int>(id)];
+  }
+  const Tier& TierOf(TierId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return tiers_[static_cast<int>(id)];
+  }
+
+  // tiered_cache.cc: the index, pins, lookups and removals.
+  CacheModel* ModelLocked(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  const CacheModel* FindModelLocked(absl::string_view name) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  CacheEntry* FindLocked(absl::string_view key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsLiveLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<StoredPlace> FindStoredLocked(const CacheKey& key) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void InsertLocked(std::unique_ptr<CacheEntry> entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LinkLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UnlinkLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes the entry unreachable; frees it now or when its pins and copies have ended.
+  void DoomLocked(CacheEntry* entry, RemoveReason reason, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FreeIfUnusedLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // From every tier. True if there was something. `removed`, if given, is called when the removal
+  // is durable; otherwise that happens in the background.
+  bool RemoveKeyLocked(const CacheKey& key, RemoveReason reason, StatusCallback removed,
+                       AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  ReadHandle PinLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UnpinLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Unpin(CacheEntry* entry);
+  Location LocationLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CountHitLocked(const CacheEntry& entry, TierId source) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CountMissLocked(CacheModel* model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Answers now, or keeps `waiter` and answers later (nullopt).
+  std::optional<absl::StatusOr<LookupResult>> LookupLocked(const CacheKey& key,
+                                                           LookupWaiter& waiter, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  LookupResult HitLocked(CacheEntry* entry, TierId source, const LookupWaiter& waiter,
+                         AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AnswerWaitersLocked(CacheEntry* entry, TierId source, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FailWaitersLocked(CacheEntry* entry, absl::StatusOr<MissReason> why, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The entry went away while they waited: they look again.
+  void RetryWaitersLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LookupWith(const CacheKey& key, LookupWaiter waiter) ABSL_LOCKS_EXCLUDED(mu_);
+  void TickLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SweepModelLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // tiered_cache_put.cc: reservations.
+  void ReserveLocked(ReserveRequest request, TierId tier, ReserveCallback done, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<ReadHandle> CommitLocked(ReservationId id, Reservation& reservation,
+                                          AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropReservationLocked(ReservationId id, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // tiered_cache_room.cc: making room, and moving entries between the memory tiers.
+  void RequestRoomLocked(TierId tier, RoomRequest request, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PumpLocked(TierId tier, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  enum class Room { kMade, kComing, kImpossible };
+  Room MakeRoomLocked(TierId tier, const RoomRequest& request, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<CacheEntry*> FindRunLocked(TierId tier, uint64_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<MemoryRange> AllocateLocked(TierId tier, uint64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OwnRangeLocked(TierId tier, const MemoryRange& range, CacheEntry* owner)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FreeRangeLocked(TierId tier, MemoryRange& range) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EvictLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DemoteLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DemotionRoomLocked(CacheEntry* entry, absl::StatusOr<MemoryRange> room, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishDemotion(CacheEntry* entry, const absl::Status& copied);
+  void LeaveMemoryLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishWriteBack(CacheEntry* entry, std::unique_ptr<char[]> payload,
+                       const absl::Status& copied);
+  void StartPromotionLocked(CacheEntry* entry, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RequestPromotionRoomLocked(CacheEntry* entry, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PromotionRoomLocked(CacheEntry* entry, absl::StatusOr<MemoryRange> room, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishPromotion(CacheEntry* entry, const absl::Status& copied);
+  void StartLeavingLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StopLeavingLocked(TierId tier, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CopyLater(CacheEntry* entry, TierId to,
+                 void (TieredCache::*finish)(CacheEntry*, const absl::Status&), AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void IoPinLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void IoUnpinLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  const MemorySegment* MemoryOfLocked(TierId tier, const MemoryRange& range) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // tiered_cache_disk.cc: loads from L3, writes to it, durable removals.
+  void StartLoadLocked(const CacheKey& key, CacheModel* model, const StoredPlace& place,
+                       LookupWaiter waiter, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RequestLoadRoomLocked(CacheEntry* entry, TierId tier, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReadLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishLoad(CacheEntry* entry, absl::StatusOr<StoredRecord> record);
+  void FinishLoadLocked(CacheEntry* entry, absl::StatusOr<StoredRecord> record, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void KickPersistLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishStaging(std::unique_ptr<char[]> payload, const absl::Status& copied);
+  void PutStagedLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PutCurrent();
+  void FinishPersist(const absl::Status& put);
+  void FinishPersistLocked(const absl::Status& put, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AnswerFlushesLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Runs `work` on the executor and counts it as in flight; calls `refused` if it has no room.
+  void RunOnDiskLocked(absl::AnyInvocable<void()> work, absl::AnyInvocable<void()> refused,
+                       AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RemoveStoredLocked(const CacheKey& key, uint64_t generation, StatusCallback done,
+                          AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OperationEndedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const TieredCacheOptions options_;
+  const TieredCacheDeps deps_;
+
+  mutable absl::Mutex mu_;
+  std::array<Tier, kMemoryTiers> tiers_ ABSL_GUARDED_BY(mu_);
+  Index index_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<CacheEntry*, EntryOrder> ordered_ ABSL_GUARDED_BY(mu_);  // what index_ has
+  absl::flat_hash_map<CacheEntry*, std::unique_ptr<CacheEntry>> doomed_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<std::pair<absl::Time, CacheEntry*>> expiries_ ABSL_GUARDED_BY(mu_);
+  absl::btree_map<std::string, std::unique_ptr<CacheModel>> models_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<ReservationId, Reservation> reservations_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::pair<std::string, std::string>> sweeps_ ABSL_GUARDED_BY(mu_);  // model, after key
+  uint64_t next_generation_ ABSL_GUARDED_BY(mu_) = 1;
+  ReservationId next_reservation_ ABSL_GUARDED_BY(mu_) = 1;
+  CacheStats totals_ ABSL_GUARDED_BY(mu_);  // the counters only
+  PersistQueue queue_ ABSL_GUARDED_BY(mu_);
+  std::optional<PersistItem> persisting_ ABSL_GUARDED_BY(mu_);  // the one being written
+  std::vector<std::pair<uint64_t, StatusCallback>> flushes_ ABSL_GUARDED_BY(mu_);
+  uint64_t operations_ ABSL_GUARDED_BY(mu_) = 0;  // copies and disk work in flight
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace embcache
+
+#endif  // EMBCACHE_STORAGE_TIERED_CACHE_H_

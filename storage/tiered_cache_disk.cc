@@ -1,0 +1,314 @@
+// The cache's side of L3: loads, writes in the background, durable removals. See tiered_cache.h.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/check.h"
+#include "storage/tiered_cache.h"
+
+namespace embcache {
+
+void TieredCache::RunOnDiskLocked(absl::AnyInvocable<void()> work,
+                                  absl::AnyInvocable<void()> refused, AfterUnlock& after) {
+  ++operations_;
+  after.Add([this, work = std::move(work), refused = std::move(refused)]() mutable {
+    const auto ended = [this] {
+      absl::MutexLock lock(&mu_);
+      OperationEndedLocked();
+    };
+    const bool scheduled = deps_.executor->Schedule([work = std::move(work), ended]() mutable {
+      work();
+      ended();
+    });
+    if (scheduled) return;
+    if (refused) refused();
+    ended();
+  });
+}
+
+void TieredCache::RemoveStoredLocked(const CacheKey& key, uint64_t generation, StatusCallback done,
+                                     AfterUnlock& after) {
+  auto answer = std::make_shared<StatusCallback>(std::move(done));
+  RunOnDiskLocked(
+      [this, key, generation, answer] {
+        absl::Status removed = deps_.store->Remove(key, generation);
+        if (*answer) (*answer)(std::move(removed));
+      },
+      [answer] {
+        if (*answer) (*answer)(absl::UnavailableError("too much disk work is queued"));
+      },
+      after);
+}
+
+// --- Loads --------------------------------------------------------------------------------------
+
+void TieredCache::StartLoadLocked(const CacheKey& key, CacheModel* model, const StoredPlace& place,
+                                  LookupWaiter waiter, AfterUnlock& after) {
+  auto owned = std::make_unique<CacheEntry>();
+  CacheEntry* entry = owned.get();
+  entry->info = std::make_shared<EntryInfo>(
+      EntryInfo{.key = key, .layout = {.tensors = {}, .payload_bytes = place.payload_bytes}});
+  entry->model = model;
+  entry->generation = place.generation;
+  entry->model_epoch = place.model_epoch;
+  entry->state = EntryState::kLoading;
+  entry->waiters.push_back(std::move(waiter));
+  InsertLocked(std::move(owned));
+  RequestLoadRoomLocked(entry, TierId::kL1, after);
+}
+
+void TieredCache::RequestLoadRoomLocked(CacheEntry* entry, TierId tier, AfterUnlock& after) {
+  const uint64_t bytes = entry->payload_bytes();
+  if (tier == TierId::kL1 && bytes > TierOf(TierId::kL1).memory.max_entry_bytes()) {
+    tier = TierId::kL2;
+  }
+  entry->tier = tier;
+  if (bytes > TierOf(tier).memory.max_entry_bytes()) {
+    FinishLoadLocked(entry,
+                     absl::ResourceExhaustedError(
+                         absl::StrCat("entry: ", bytes, " bytes on disk fit no memory tier")),
+                     after);
+    return;
+  }
+  RequestRoomLocked(
+      tier,
+      RoomRequest{.bytes = bytes,
+                  .replaces = {},
+                  .granted =
+                      [this, entry, tier](absl::StatusOr<MemoryRange> room, AfterUnlock& then) {
+                        mu_.AssertHeld();
+                        if (room.ok()) {
+                          entry->range = *room;
+                          OwnRangeLocked(tier, *room, entry);
+                          ReadLocked(entry, then);
+                        } else if (tier == TierId::kL1 && TierOf(TierId::kL2).memory.enabled()) {
+                          RequestLoadRoomLocked(entry, TierId::kL2, then);
+                        } else {
+                          FinishLoadLocked(entry, room.status(), then);
+                        }
+                      }},
+      after);
+}
+
+void TieredCache::ReadLocked(CacheEntry* entry, AfterUnlock& after) {
+  const MemorySegment* segment = MemoryOfLocked(entry->tier, entry->range);
+  const uint64_t offset = entry->range.offset;
+  const auto read = [this, entry, segment, offset, generation = entry->generation,
+                     bytes = entry->payload_bytes()] {
+    const CacheKey& key = entry->info->key;  // fixed while it loads
+    if (segment->host_data() != nullptr) {
+      FinishLoad(entry, deps_.store->Read(key, generation, segment->host_data() + offset));
+      return;
+    }
+    auto staged = std::make_unique_for_overwrite<char[]>(bytes);
+    absl::StatusOr<StoredRecord> record = deps_.store->Read(key, generation, staged.get());
+    if (!record.ok()) return FinishLoad(entry, std::move(record));
+    {
+      absl::MutexLock lock(&mu_);
+      ++operations_;
+    }
+    const char* from = staged.get();
+    deps_.copier->Upload(segment, offset, from, bytes,
+                         [this, entry, staged = std::move(staged),
+                          record = std::move(record)](absl::Status copied) mutable {
+                           if (!copied.ok()) record = std::move(copied);
+                           FinishLoad(entry, std::move(record));
+                           absl::MutexLock lock(&mu_);
+                           OperationEndedLocked();
+                         });
+  };
+  RunOnDiskLocked(
+      read,
+      [this, entry] { FinishLoad(entry, absl::UnavailableError("too much disk work is queued")); },
+      after);
+}
+
+void TieredCache::FinishLoad(CacheEntry* entry, absl::StatusOr<StoredRecord> record) {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    FinishLoadLocked(entry, std::move(record), after);
+  }
+  after.Run();
+}
+
+void TieredCache::FinishLoadLocked(CacheEntry* entry, absl::StatusOr<StoredRecord> record,
+                                   AfterUnlock& after) {
+  entry->state = EntryState::kResident;
+  if (record.ok() && (record->info->key != entry->info->key ||
+                      record->info->payload_bytes() != entry->payload_bytes())) {
+    record = absl::DataLossError("the record on disk is another entry's");
+  }
+  if (entry->doomed) {
+    RetryWaitersLocked(entry, after);
+    FreeIfUnusedLocked(entry, after);
+    return;
+  }
+  if (!record.ok()) {
+    ++totals_.l3.load_failures;
+    const bool no_room = absl::IsResourceExhausted(record.status());
+    const MissReason reason =
+        absl::IsDataLoss(record.status()) ? MissReason::kDamaged : MissReason::kAbsent;
+    FailWaitersLocked(entry, no_room ? absl::StatusOr<MissReason>(record.status()) : reason, after);
+    DoomLocked(entry, RemoveReason::kDeleted, after);
+    return;
+  }
+  entry->info = record->info;
+  entry->saved = true;
+  ++totals_.l3.loads;
+  LinkLocked(entry);
+  if (entry->info->expires != absl::InfiniteFuture()) {
+    expiries_.insert({entry->info->expires, entry});
+  }
+  if (!IsLiveLocked(*entry)) {
+    const bool expired = entry->model_epoch == entry->model->stats.model_epoch;
+    FailWaitersLocked(entry, expired ? MissReason::kExpired : MissReason::kAbsent, after);
+    if (expired) {
+      const CacheKey key = entry->info->key;
+      RemoveKeyLocked(key, RemoveReason::kExpired, {}, after);
+    } else {
+      DoomLocked(entry, RemoveReason::kEpoch, after);
+    }
+    return;
+  }
+  AnswerWaitersLocked(entry, TierId::kL3, after);
+}
+
+// --- Writes -------------------------------------------------------------------------------------
+
+void TieredCache::QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, AfterUnlock& after) {
+  if (deps_.store == nullptr) return;
+  PersistItem item;
+  item.record = {
+      .info = entry->info, .generation = entry->generation, .model_epoch = entry->model_epoch};
+  item.entry = entry;
+  item.replaces_stored = replaces_stored;
+  entry->queued = queue_.Push(std::move(item));
+  if (!entry->queued) {
+    ++totals_.l3.dropped_writes;
+    if (replaces_stored) {
+      RemoveStoredLocked(entry->info->key, entry->generation - 1, {}, after);
+    }
+  }
+  KickPersistLocked(after);
+}
+
+void TieredCache::KickPersistLocked(AfterUnlock& after) {
+  if (persisting_.has_value() || stopping_ || deps_.store == nullptr) return;
+  persisting_ = queue_.TakeNext();
+  if (!persisting_.has_value()) {
+    AnswerFlushesLocked(after);
+    return;
+  }
+  if (persisting_->payload != nullptr) {
+    PutStagedLocked(after);
+    return;
+  }
+  CacheEntry* entry = persisting_->entry;
+  entry->queued = false;
+  IoPinLocked(entry);
+  ++operations_;
+  after.Add([this, segment = MemoryOfLocked(entry->tier, entry->range),
+             offset = entry->range.offset, bytes = entry->payload_bytes()] {
+    auto payload = std::make_unique_for_overwrite<char[]>(bytes);
+    char* to = payload.get();
+    deps_.copier->Download(to, segment, offset, bytes,
+                           [this, payload = std::move(payload)](absl::Status copied) mutable {
+                             FinishStaging(std::move(payload), copied);
+                           });
+  });
+}
+
+void TieredCache::FinishStaging(std::unique_ptr<char[]> payload, const absl::Status& copied) {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    IoUnpinLocked(std::exchange(persisting_->entry, nullptr), after);
+    if (copied.ok()) {
+      persisting_->payload = std::move(payload);
+      PutStagedLocked(after);
+    } else {
+      FinishPersistLocked(copied, after);
+    }
+  }
+  after.Run();
+  absl::MutexLock lock(&mu_);
+  OperationEndedLocked();
+}
+
+void TieredCache::PutStagedLocked(AfterUnlock& after) {
+  RunOnDiskLocked([this] { PutCurrent(); },
+                  [this] { FinishPersist(absl::UnavailableError("too much disk work is queued")); },
+                  after);
+}
+
+void TieredCache::PutCurrent() {
+  StoredRecord record;
+  std::unique_ptr<char[]> payload;
+  std::shared_ptr<std::atomic<bool>> cancelled;
+  {
+    absl::MutexLock lock(&mu_);
+    record = persisting_->record;
+    payload = std::move(persisting_->payload);
+    cancelled = persisting_->cancelled;
+  }
+  FinishPersist(deps_.store->Put(record, std::move(payload), *cancelled));
+}
+
+void TieredCache::FinishPersist(const absl::Status& put) {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    FinishPersistLocked(put, after);
+  }
+  after.Run();
+}
+
+void TieredCache::FinishPersistLocked(const absl::Status& put, AfterUnlock& after) {
+  const PersistItem item = *std::exchange(persisting_, std::nullopt);
+  queue_.Finished();
+  const CacheKey& key = item.record.info->key;
+  if (put.ok()) {
+    ++totals_.l3.writes;
+    CacheEntry* entry = FindLocked(key.encoded());
+    if (entry != nullptr && entry->generation == item.record.generation) entry->saved = true;
+  } else if (!absl::IsCancelled(put)) {
+    ++totals_.l3.write_failures;
+    if (item.replaces_stored) RemoveStoredLocked(key, item.record.generation - 1, {}, after);
+  }
+  KickPersistLocked(after);
+  AnswerFlushesLocked(after);
+}
+
+void TieredCache::Flush(StatusCallback done) {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    if (deps_.store == nullptr) {
+      after.Add([done = std::move(done)]() mutable {
+        done(absl::FailedPreconditionError("there is no L3 to flush to"));
+      });
+    } else {
+      flushes_.emplace_back(queue_.last_sequence(), std::move(done));
+      AnswerFlushesLocked(after);
+    }
+  }
+  after.Run();
+}
+
+void TieredCache::AnswerFlushesLocked(AfterUnlock& after) {
+  for (auto it = flushes_.begin(); it != flushes_.end();) {
+    if (!queue_.IdleUpTo(it->first)) {
+      ++it;
+      continue;
+    }
+    auto answer = std::make_shared<StatusCallback>(std::move(it->second));
+    RunOnDiskLocked([this, answer] { (*answer)(deps_.store->Flush()); },
+                    [answer] { (*answer)(absl::UnavailableError("too much disk work is queued")); },
+                    after);
+    it = flushes_.erase(it);
+  }
+}
+
+}  // namespace embcache

@@ -1,0 +1,223 @@
+// Reservations: how bytes get in. See tiered_cache.h.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/check.h"
+#include "storage/tiered_cache.h"
+
+namespace embcache {
+namespace {
+
+absl::Status NoSuchReservation(ReservationId id) {
+  return absl::NotFoundError(absl::StrCat("reservation: ", id, " is not open"));
+}
+
+}  // namespace
+
+void TieredCache::Reserve(ReserveRequest request, ReserveCallback done) {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    const uint64_t bytes = request.layout.payload_bytes;
+    if (ModelLocked(request.key.model()) == nullptr) {
+      ++totals_.rejected_puts;
+      after.Add([done = std::move(done)]() mutable {
+        done(absl::ResourceExhaustedError("key.model: the table of models is full"));
+      });
+    } else if (bytes <= TierOf(TierId::kL1).memory.max_entry_bytes()) {
+      ReserveLocked(std::move(request), TierId::kL1, std::move(done), after);
+    } else if (bytes <= TierOf(TierId::kL2).memory.max_entry_bytes()) {
+      ReserveLocked(std::move(request), TierId::kL2, std::move(done), after);
+    } else {
+      // What the caller wanted to replace must not go on being served.
+      RemoveKeyLocked(request.key, RemoveReason::kReplaced, {}, after);
+      ++totals_.rejected_puts;
+      after.Add([this, bytes, done = std::move(done)]() mutable {
+        done(absl::ResourceExhaustedError(absl::StrCat(
+            "tensors: ", bytes, " bytes; the largest entry that fits is ", max_entry_bytes())));
+      });
+    }
+  }
+  after.Run();
+}
+
+void TieredCache::ReserveLocked(ReserveRequest request, TierId tier, ReserveCallback done,
+                                AfterUnlock& after) {
+  RoomRequest room{.bytes = request.layout.payload_bytes,
+                   .replaces = std::string(request.key.encoded())};
+  room.granted = [this, tier, request = std::move(request), done = std::move(done)](
+                     absl::StatusOr<MemoryRange> range, AfterUnlock& after) mutable {
+    mu_.AssertHeld();
+    if (!range.ok()) {
+      const uint64_t l2_largest = TierOf(TierId::kL2).memory.max_entry_bytes();
+      if (tier == TierId::kL1 && request.layout.payload_bytes <= l2_largest) {
+        return ReserveLocked(std::move(request), TierId::kL2, std::move(done), after);
+      }
+      ++totals_.rejected_puts;
+      after.Add([done = std::move(done), why = range.status()]() mutable { done(std::move(why)); });
+      return;
+    }
+    Reservation reservation;
+    reservation.info =
+        std::make_shared<EntryInfo>(EntryInfo{.key = std::move(request.key),
+                                              .layout = std::move(request.layout),
+                                              .metadata = std::move(request.metadata),
+                                              .encode_cost_us = request.encode_cost_us});
+    reservation.ttl = request.ttl;
+    reservation.deadline = deps_.clock->MonotonicNow() + options_.reservation_ttl;
+    reservation.entry = std::make_unique<CacheEntry>();
+    CacheEntry* entry = reservation.entry.get();
+    entry->info = reservation.info;
+    entry->model = ModelLocked(reservation.info->key.model());
+    entry->model_epoch = entry->model->stats.model_epoch;
+    entry->tier = tier;
+    entry->range = *range;
+    OwnRangeLocked(tier, *range, entry);
+    TierOf(tier).stats.reserved_bytes += range->bytes;
+    TierOf(tier).stats.pinned_bytes += range->bytes;
+    const ReservationId id = next_reservation_++;
+    const ReservedPlace place{.id = id, .location = LocationLocked(*entry)};
+    reservations_.emplace(id, std::move(reservation));
+    after.Add([done = std::move(done), place]() mutable { done(place); });
+  };
+  RequestRoomLocked(tier, std::move(room), after);
+}
+
+void TieredCache::WriteReserved(ReservationId id, uint64_t offset, absl::string_view bytes,
+                                StatusCallback done) {
+  const MemorySegment* segment = nullptr;
+  uint64_t at = 0;
+  absl::Status refused;
+  {
+    absl::MutexLock lock(&mu_);
+    auto it = reservations_.find(id);
+    if (it == reservations_.end() || it->second.aborted) {
+      refused = NoSuchReservation(id);
+    } else if (const uint64_t size = it->second.info->payload_bytes();
+               bytes.size() > size || offset > size - bytes.size()) {
+      refused = absl::OutOfRangeError(absl::StrCat("offset ", offset, " + ", bytes.size(),
+                                                   " bytes; the reservation has ", size));
+    } else {
+      CacheEntry* entry = it->second.entry.get();
+      ++entry->io_pins;
+      ++operations_;
+      segment = MemoryOfLocked(entry->tier, entry->range);
+      at = entry->range.offset + offset;
+    }
+  }
+  if (!refused.ok()) return done(std::move(refused));
+  deps_.copier->Upload(segment, at, bytes.data(), bytes.size(),
+                       [this, id, done = std::move(done)](absl::Status copied) mutable {
+                         AfterUnlock after;
+                         {
+                           absl::MutexLock lock(&mu_);
+                           Reservation& reservation = reservations_.at(id);
+                           if (--reservation.entry->io_pins == 0 && reservation.aborted) {
+                             DropReservationLocked(id, after);
+                           }
+                           after.Add([done = std::move(done), copied]() mutable { done(copied); });
+                         }
+                         after.Run();
+                         absl::MutexLock lock(&mu_);
+                         OperationEndedLocked();
+                       });
+}
+
+absl::StatusOr<ReadHandle> TieredCache::Commit(ReservationId id) {
+  AfterUnlock after;
+  absl::StatusOr<ReadHandle> answer = NoSuchReservation(id);
+  {
+    absl::MutexLock lock(&mu_);
+    auto it = reservations_.find(id);
+    if (it != reservations_.end() && !it->second.aborted) {
+      answer = CommitLocked(id, it->second, after);
+    }
+  }
+  after.Run();
+  return answer;
+}
+
+absl::StatusOr<ReadHandle> TieredCache::CommitLocked(ReservationId id, Reservation& reservation,
+                                                     AfterUnlock& after) {
+  CacheEntry* entry = reservation.entry.get();
+  absl::Status refused;
+  if (entry->io_pins > 0) {
+    refused =
+        absl::FailedPreconditionError(absl::StrCat("reservation: ", id, " is still being written"));
+  } else if (reservation.expired) {
+    refused = absl::FailedPreconditionError(
+        absl::StrCat("reservation: ", id, " was not committed within ",
+                     absl::FormatDuration(options_.reservation_ttl)));
+  } else if (entry->model_epoch != entry->model->stats.model_epoch) {
+    refused = absl::FailedPreconditionError(absl::StrCat(
+        "reservation: the epoch of model \"", entry->model->stats.model, "\" was advanced from ",
+        entry->model_epoch, " to ", entry->model->stats.model_epoch));
+  }
+  if (!refused.ok()) {
+    DropReservationLocked(id, after);
+    return refused;
+  }
+  reservation.info->created = deps_.clock->Now();
+  reservation.info->expires = reservation.info->created + reservation.ttl;
+  TierStats& stats = TierOf(entry->tier).stats;
+  stats.reserved_bytes -= entry->range.bytes;
+  stats.pinned_bytes -= entry->range.bytes;
+  std::unique_ptr<CacheEntry> owned = std::move(reservation.entry);
+  reservations_.erase(id);
+
+  const CacheKey& key = entry->info->key;
+  entry->generation = next_generation_++;
+  queue_.Cancel(key.encoded());
+  if (CacheEntry* old = FindLocked(key.encoded())) {
+    DoomLocked(old, RemoveReason::kReplaced, after);
+  }
+  const bool replaces_stored = deps_.store != nullptr && deps_.store->Find(key).has_value();
+  if (replaces_stored) deps_.store->Forget(key, entry->generation - 1);
+  entry->state = EntryState::kResident;
+  InsertLocked(std::move(owned));
+  LinkLocked(entry);
+  if (entry->info->expires != absl::InfiniteFuture()) {
+    expiries_.insert({entry->info->expires, entry});
+  }
+  ++totals_.saves;
+  ++entry->model->stats.saves;
+  ReadHandle handle = PinLocked(entry);
+  if (options_.l3_write == L3WriteMode::kThrough) {
+    QueueForDiskLocked(entry, replaces_stored, after);
+  } else if (replaces_stored) {
+    RemoveStoredLocked(key, entry->generation - 1, {}, after);
+  }
+  return handle;
+}
+
+absl::Status TieredCache::Abort(ReservationId id) {
+  AfterUnlock after;
+  absl::Status answer;
+  {
+    absl::MutexLock lock(&mu_);
+    auto it = reservations_.find(id);
+    if (it == reservations_.end() || it->second.aborted) {
+      answer = NoSuchReservation(id);
+    } else {
+      DropReservationLocked(id, after);
+    }
+  }
+  after.Run();
+  return answer;
+}
+
+void TieredCache::DropReservationLocked(ReservationId id, AfterUnlock& after) {
+  auto it = reservations_.find(id);
+  CacheEntry* entry = it->second.entry.get();
+  it->second.aborted = true;
+  if (entry->io_pins > 0) return;
+  const TierId tier = entry->tier;
+  TierOf(tier).stats.reserved_bytes -= entry->range.bytes;
+  TierOf(tier).stats.pinned_bytes -= entry->range.bytes;
+  FreeRangeLocked(tier, entry->range);
+  reservations_.erase(it);
+  PumpLocked(tier, after);
+}
+
+}  // namespace embcache
