@@ -1,0 +1,120 @@
+#include "server/admin_service.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "spdlog/spdlog.h"
+
+namespace embcache {
+namespace {
+
+// Advances the epochs of several models; answers when the last is durable, with the first error.
+class ClearCall {
+ public:
+  ClearCall(size_t models, v1::ClearResponse* response, Done done)
+      : response_(response), done_(std::move(done)), remaining_(models) {}
+
+  void ModelDone(const absl::Status& status) {
+    absl::Status error;
+    {
+      absl::MutexLock lock(&mu_);
+      if (status.ok()) ++cleared_;
+      error_.Update(status);
+      if (--remaining_ > 0) return;
+      response_->set_models(cleared_);
+      error = error_;
+    }
+    const std::unique_ptr<ClearCall> self(this);
+    done_(std::move(error));
+  }
+
+ private:
+  v1::ClearResponse* const response_;
+  Done done_;
+  absl::Mutex mu_;
+  size_t remaining_ ABSL_GUARDED_BY(mu_);
+  uint32_t cleared_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status error_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace
+
+AdminService::AdminService(AdminServiceDeps deps) : deps_(std::move(deps)) {}
+
+void AdminService::Flush(const CallContext& context, const v1::FlushRequest& request,
+                         v1::FlushResponse* response, Done done) {
+  deps_.cache->Flush(std::move(done));
+}
+
+void AdminService::Clear(const CallContext& context, const v1::ClearRequest& request,
+                         v1::ClearResponse* response, Done done) {
+  if (request.all() != request.model().empty()) {
+    return done(absl::InvalidArgumentError("model: give either a model or all = true"));
+  }
+  if (request.model().size() > kMaxModelBytes) {
+    return done(absl::InvalidArgumentError(absl::StrCat(
+        "model: ", request.model().size(), " bytes; must be at most ", kMaxModelBytes)));
+  }
+  const std::vector<std::string> models =
+      request.all() ? deps_.cache->Models() : std::vector<std::string>{request.model()};
+  if (models.empty()) return done(absl::OkStatus());
+  auto* call = new ClearCall(models.size(), response, std::move(done));
+  for (const std::string& model : models) {
+    deps_.cache->AdvanceEpoch(
+        model, [call](absl::StatusOr<uint64_t> epoch) { call->ModelDone(epoch.status()); });
+  }
+}
+
+void AdminService::Drain(const CallContext& context, const v1::DrainRequest& request,
+                         v1::DrainResponse* response, Done done) {
+  deps_.drain();
+  done(absl::OkStatus());
+}
+
+void AdminService::SetLogLevel(const CallContext& context, const v1::SetLogLevelRequest& request,
+                               v1::SetLogLevelResponse* response, Done done) {
+  struct Level {
+    absl::string_view name;
+    spdlog::level::level_enum level;
+  };
+  static constexpr Level kLevels[] = {
+      {"trace", spdlog::level::trace}, {"debug", spdlog::level::debug},
+      {"info", spdlog::level::info},   {"warn", spdlog::level::warn},
+      {"error", spdlog::level::err},   {"off", spdlog::level::off},
+  };
+  for (const Level& level : kLevels) {
+    if (level.name != request.level()) continue;
+    for (const Level& before : kLevels) {
+      if (before.level == spdlog::get_level()) {
+        response->set_previous(before.name.data(), before.name.size());
+      }
+    }
+    spdlog::set_level(level.level);
+    return done(absl::OkStatus());
+  }
+  done(absl::InvalidArgumentError("level: must be trace, debug, info, warn, error or off"));
+}
+
+void AdminService::Sessions(const CallContext& context, const v1::SessionsRequest& request,
+                            v1::SessionsResponse* response, Done done) {
+  for (const SessionSnapshot& session : deps_.registry->Sessions()) {
+    v1::SessionInfo* added = response->add_sessions();
+    added->set_name(session.peer.name);
+    added->set_writer(session.peer.writer);
+    added->set_pid(session.peer.pid);
+    added->set_uid(session.peer.uid);
+    added->set_state(session.state);
+    added->set_leases(session.leases);
+    added->set_reservations(session.reservations);
+    added->set_pinned_bytes(session.pinned_bytes);
+    added->set_age_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(session.age)));
+  }
+  done(absl::OkStatus());
+}
+
+}  // namespace embcache

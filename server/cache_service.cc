@@ -1,0 +1,276 @@
+#include "server/cache_service.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "server/batch_call.h"
+#include "server/proto_convert.h"
+
+namespace embcache {
+
+absl::string_view OperationName(Operation operation) {
+  static constexpr absl::string_view kNames[kOperations] = {
+      "get",   "put",      "reserve", "commit", "abort",         "release", "share",
+      "adopt", "contains", "delete",  "pop",    "advance_epoch", "list"};
+  return kNames[static_cast<size_t>(operation)];
+}
+
+CacheService::CacheService(CacheServiceDeps deps)
+    : deps_(std::move(deps)),
+      started_(deps_.clock->MonotonicNow()),
+      segments_(deps_.cache->Segments()) {
+  for (const TieredCache::SegmentInfo& segment : segments_) {
+    const char* data = segment.memory->host_data();
+    if (data != nullptr) host_data_[segment.id] = data;
+  }
+}
+
+absl::Status CacheService::RefuseIfDraining() const {
+  if (draining()) return absl::UnavailableError("the daemon is draining");
+  return absl::OkStatus();
+}
+
+absl::Status CacheService::RequireSession(const CallContext& context, bool need_writer) const {
+  if (!context.session.has_value()) {
+    return absl::UnauthenticatedError(
+        "this call needs a session: send its token in the metadata \"embcache-session\"");
+  }
+  return deps_.registry->Check(*context.session, need_writer);
+}
+
+absl::Status CacheService::CheckOptionalSession(const CallContext& context,
+                                                bool need_writer) const {
+  if (!context.session.has_value()) return absl::OkStatus();
+  return deps_.registry->Check(*context.session, need_writer);
+}
+
+absl::Status CacheService::CheckBatch(absl::string_view field, int size) const {
+  if (static_cast<uint32_t>(size) > deps_.limits.max_batch) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, ": ", size, " given; must be at most ", deps_.limits.max_batch));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t CacheService::FillHit(const CallContext& context, ReadHandle handle, TierId source,
+                               uint64_t inline_limit, v1::GetResult* result) {
+  const EntryInfo& info = *handle.info();
+  const Location& location = handle.location();
+  result->set_verdict(v1::GetResult::HIT);
+  result->set_source(TierToProto(source));
+  result->set_generation(handle.generation());
+  EntryToProto(info, result->mutable_entry());
+  uint64_t inlined = 0;
+  if (info.payload_bytes() <= inline_limit) {
+    const auto data = host_data_.find(location.segment);
+    if (data != host_data_.end()) {
+      inlined = info.payload_bytes();
+      result->set_inline_(data->second + location.offset, inlined);
+    }
+  }
+  if (!context.session.has_value()) return inlined;
+  LocationToProto(location, result->mutable_location());
+  absl::StatusOr<LeaseId> lease = deps_.registry->AddLease(*context.session, std::move(handle));
+  if (lease.ok()) {
+    result->set_lease(*lease);
+    return inlined;
+  }
+  result->Clear();
+  result->set_verdict(v1::GetResult::ERROR);
+  StatusToProto(lease.status(), result->mutable_status());
+  return 0;
+}
+
+// --- Get -----------------------------------------------------------------------------------------
+
+// Collects what the lookups find and translates it at the end, in the order of the items: so the
+// inline bytes of an answer do not depend on which lookup had to wait.
+class CacheService::GetCall final : public BatchCall {
+ public:
+  GetCall(CacheService* service, const CallContext& context, const v1::GetRequest& request,
+          v1::GetResponse* response, LatencyTimer timer, Done done)
+      : BatchCall(std::move(timer), std::move(done)),
+        service_(service),
+        context_(context),
+        request_(request),
+        response_(response),
+        found_(static_cast<size_t>(request.items_size())) {}
+
+  void StartItem(int i) {
+    const v1::GetItem& item = request_.items(i);
+    absl::StatusOr<CacheKey> key = KeyFromProto(item.key());
+    if (!key.ok()) return Found(i, InField("items", i, "key", key.status()));
+    auto expect = ExpectationsFromProto(item.expect());
+    if (!expect.ok()) return Found(i, InField("items", i, "", expect.status()));
+    service_->deps_.cache->Lookup(
+        *key, *std::move(expect),
+        [this, i](absl::StatusOr<LookupResult> result) { Found(i, std::move(result)); });
+  }
+
+ private:
+  void Found(int i, absl::StatusOr<LookupResult> result) {
+    found_[static_cast<size_t>(i)] = std::move(result);
+    ItemDone();
+  }
+
+  void AllDone() override {
+    const uint64_t per_value = request_.inline_limit();
+    uint64_t answer_left = per_value == 0 ? 0 : service_->deps_.limits.inline_limit;
+    response_->mutable_results()->Reserve(static_cast<int>(found_.size()));
+    for (absl::StatusOr<LookupResult>& found : found_) {
+      v1::GetResult* result = response_->add_results();
+      if (!found.ok()) {
+        result->set_verdict(v1::GetResult::ERROR);
+        StatusToProto(found.status(), result->mutable_status());
+      } else if (!found->hit()) {
+        result->set_verdict(v1::GetResult::MISS);
+        result->set_reason(MissReasonToProto(found->reason));
+      } else {
+        answer_left -= service_->FillHit(context_, std::move(found->handle), found->source,
+                                         std::min(per_value, answer_left), result);
+      }
+    }
+    // A pin must not outlive the call: whoever has the answer may release and destroy.
+    found_.clear();
+  }
+
+  CacheService* const service_;
+  const CallContext context_;
+  const v1::GetRequest& request_;
+  v1::GetResponse* const response_;
+  absl::InlinedVector<absl::StatusOr<LookupResult>, 1> found_;
+};
+
+void CacheService::Get(const CallContext& context, const v1::GetRequest& request,
+                       v1::GetResponse* response, Done done) {
+  LatencyTimer timer = Timer(Operation::kGet);
+  absl::Status status = RefuseIfDraining();
+  if (status.ok()) status = CheckBatch("items", request.items_size());
+  if (status.ok() && request.inline_limit() > deps_.limits.inline_limit) {
+    status = absl::InvalidArgumentError(absl::StrCat(
+        "inline_limit: ", request.inline_limit(), "; must be at most ", deps_.limits.inline_limit));
+  }
+  if (status.ok()) status = CheckOptionalSession(context, /*need_writer=*/false);
+  if (!status.ok()) return done(std::move(status));
+  BatchCall::Begin(std::make_unique<GetCall>(this, context, request, response, std::move(timer),
+                                             std::move(done)),
+                   request.items_size());
+}
+
+void CacheService::Pop(const CallContext& context, const v1::PopRequest& request,
+                       v1::PopResponse* response, Done done) {
+  LatencyTimer timer = Timer(Operation::kPop);
+  absl::Status status = RefuseIfDraining();
+  if (status.ok()) status = RequireSession(context, /*need_writer=*/false);
+  if (!status.ok()) return done(std::move(status));
+  absl::StatusOr<CacheKey> key = KeyFromProto(request.key());
+  if (!key.ok()) return done(InField("key", key.status()));
+  deps_.cache->Pop(*key, [this, context, response, timer = std::move(timer),
+                          done = std::move(done)](absl::StatusOr<LookupResult> found) mutable {
+    if (!found.ok()) return done(found.status());
+    v1::GetResult* result = response->mutable_result();
+    if (found->hit()) {
+      FillHit(context, std::move(found->handle), found->source, /*inline_limit=*/0, result);
+    } else {
+      result->set_verdict(v1::GetResult::MISS);
+      result->set_reason(MissReasonToProto(found->reason));
+    }
+    timer.Stop();
+    done(absl::OkStatus());
+  });
+}
+
+void CacheService::Contains(const CallContext& context, const v1::ContainsRequest& request,
+                            v1::ContainsResponse* response, Done done) {
+  const LatencyTimer timer = Timer(Operation::kContains);
+  absl::Status status = CheckBatch("keys", request.keys_size());
+  if (status.ok() && request.lease()) status = RefuseIfDraining();
+  if (status.ok() && request.lease()) status = RequireSession(context, /*need_writer=*/false);
+  if (!status.ok()) return done(std::move(status));
+  for (int i = 0; i < request.keys_size(); ++i) {
+    v1::ContainsResult* result = response->add_results();
+    absl::StatusOr<CacheKey> key = KeyFromProto(request.keys(i));
+    if (!key.ok()) {
+      StatusToProto(InField("keys", i, "", key.status()), result->mutable_status());
+      continue;
+    }
+    ReadHandle handle;
+    if (request.lease()) handle = deps_.cache->PinInPlace(*key);
+    if (handle) {
+      const TierId tier = handle.location().tier;
+      result->set_present(true);
+      result->set_tier(TierToProto(tier));
+      FillHit(context, std::move(handle), tier, /*inline_limit=*/0, result->mutable_hit());
+      continue;
+    }
+    const std::optional<TierId> tier = deps_.cache->Contains(*key);
+    result->set_present(tier.has_value());
+    if (tier.has_value()) result->set_tier(TierToProto(*tier));
+  }
+  done(absl::OkStatus());
+}
+
+// --- Removing ------------------------------------------------------------------------------------
+
+class CacheService::DeleteCall final : public BatchCall {
+ public:
+  DeleteCall(TieredCache* cache, const v1::DeleteRequest& request, v1::DeleteResponse* response,
+             LatencyTimer timer, Done done)
+      : BatchCall(std::move(timer), std::move(done)),
+        cache_(cache),
+        request_(request),
+        response_(response) {
+    for (int i = 0; i < request.keys_size(); ++i) response->add_results();
+  }
+
+  void StartItem(int i) {
+    absl::StatusOr<CacheKey> key = KeyFromProto(request_.keys(i));
+    if (!key.ok()) return Deleted(i, InField("keys", i, "", key.status()));
+    cache_->Delete(*key, [this, i](absl::StatusOr<bool> existed) { Deleted(i, existed); });
+  }
+
+ private:
+  void Deleted(int i, const absl::StatusOr<bool>& existed) {
+    v1::DeleteResult* result = response_->mutable_results(i);
+    if (existed.ok()) {
+      result->set_existed(*existed);
+    } else {
+      StatusToProto(existed.status(), result->mutable_status());
+    }
+    ItemDone();
+  }
+
+  TieredCache* const cache_;
+  const v1::DeleteRequest& request_;
+  v1::DeleteResponse* const response_;
+};
+
+void CacheService::Delete(const CallContext& context, const v1::DeleteRequest& request,
+                          v1::DeleteResponse* response, Done done) {
+  LatencyTimer timer = Timer(Operation::kDelete);
+  absl::Status status = CheckBatch("keys", request.keys_size());
+  if (!status.ok()) return done(std::move(status));
+  BatchCall::Begin(std::make_unique<DeleteCall>(deps_.cache, request, response, std::move(timer),
+                                                std::move(done)),
+                   request.keys_size());
+}
+
+void CacheService::AdvanceEpoch(const CallContext& context, const v1::AdvanceEpochRequest& request,
+                                v1::AdvanceEpochResponse* response, Done done) {
+  LatencyTimer timer = Timer(Operation::kAdvanceEpoch);
+  if (request.model().empty() || request.model().size() > kMaxModelBytes) {
+    return done(absl::InvalidArgumentError(
+        absl::StrCat("model: ", request.model().size(), " bytes; must be 1 to ", kMaxModelBytes)));
+  }
+  deps_.cache->AdvanceEpoch(request.model(),
+                            [response, timer = std::move(timer),
+                             done = std::move(done)](absl::StatusOr<uint64_t> epoch) mutable {
+                              if (epoch.ok()) response->set_model_epoch(*epoch);
+                              timer.Stop();
+                              done(epoch.status());
+                            });
+}
+
+}  // namespace embcache

@@ -1,0 +1,270 @@
+// The writing half of CacheService: Put, and Reserve, Commit, Abort.
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/batch_call.h"
+#include "server/cache_service.h"
+#include "server/proto_convert.h"
+#include "storage/check.h"
+
+namespace embcache {
+namespace {
+
+// The inline bytes of an item must be its tensors' bytes, one after another.
+absl::Status CheckInline(const v1::PutItem& item, const TensorLayout& layout, uint64_t limit) {
+  const uint64_t given = item.inline_().size();
+  if (given > limit) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("inline: ", given, " bytes; must be at most ", limit, "; use Reserve"));
+  }
+  uint64_t wanted = 0;
+  for (const TensorSpec& tensor : layout.tensors) wanted += tensor.bytes;
+  if (given != wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("inline: ", given, " bytes, but the tensors take ", wanted));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// --- Put -----------------------------------------------------------------------------------------
+
+class CacheService::PutCall final : public BatchCall {
+ public:
+  PutCall(CacheService* service, const v1::PutRequest& request, v1::PutResponse* response,
+          LatencyTimer timer, Done done)
+      : BatchCall(std::move(timer), std::move(done)),
+        service_(service),
+        request_(request),
+        response_(response) {
+    for (int i = 0; i < request.items_size(); ++i) response->add_results();
+  }
+
+  void StartItem(int i);
+
+  void Failed(int i, const absl::Status& status) {
+    StatusToProto(status, response_->mutable_results(i)->mutable_status());
+    ItemDone();
+  }
+  void Stored(int i, uint64_t generation) {
+    response_->mutable_results(i)->set_generation(generation);
+    ItemDone();
+  }
+
+ private:
+  CacheService* const service_;
+  const v1::PutRequest& request_;
+  v1::PutResponse* const response_;
+};
+
+// One item of a Put after its range is reserved: writes the tensors one after another, then
+// commits. Owns itself until it has told the call.
+class CacheService::PutItemWrite {
+ public:
+  PutItemWrite(PutCall* call, int index, TieredCache* cache, ReservationId id,
+               std::vector<TensorSpec> tensors, absl::string_view bytes)
+      : call_(call),
+        index_(index),
+        cache_(cache),
+        id_(id),
+        tensors_(std::move(tensors)),
+        bytes_(bytes) {}
+
+  void WriteNext(absl::Status written) {
+    while (written.ok() && next_ < tensors_.size() && tensors_[next_].absent) ++next_;
+    if (!written.ok() || next_ == tensors_.size()) return Finish(std::move(written));
+    const TensorSpec& tensor = tensors_[next_++];
+    const absl::string_view part = bytes_.substr(0, tensor.bytes);
+    bytes_.remove_prefix(tensor.bytes);
+    cache_->WriteReserved(id_, tensor.offset, part,
+                          [this](absl::Status status) { WriteNext(std::move(status)); });
+  }
+
+ private:
+  void Finish(absl::Status written) {
+    const std::unique_ptr<PutItemWrite> self(this);
+    if (!written.ok()) {
+      // It may be gone by itself, past its time; the failed write is the news.
+      cache_->Abort(id_).IgnoreError();
+      return call_->Failed(index_, written);
+    }
+    uint64_t generation = 0;
+    {
+      absl::StatusOr<ReadHandle> committed = cache_->Commit(id_);
+      if (!committed.ok()) return call_->Failed(index_, committed.status());
+      generation = committed->generation();
+    }
+    call_->Stored(index_, generation);
+  }
+
+  PutCall* const call_;
+  const int index_;
+  TieredCache* const cache_;
+  const ReservationId id_;
+  const std::vector<TensorSpec> tensors_;
+  absl::string_view bytes_;  // of the request: what is still to be written
+  size_t next_ = 0;
+};
+
+void CacheService::PutCall::StartItem(int i) {
+  const v1::PutItem& item = request_.items(i);
+  absl::StatusOr<ReserveRequest> reserve = ReserveRequestFromProto(item);
+  if (!reserve.ok()) return Failed(i, InField("items", i, "", reserve.status()));
+  absl::Status fits = CheckInline(item, reserve->layout, service_->deps_.limits.inline_limit);
+  if (!fits.ok()) return Failed(i, InField("items", i, "", fits));
+  TieredCache* const cache = service_->deps_.cache;
+  std::vector<TensorSpec> tensors = reserve->layout.tensors;
+  cache->Reserve(*std::move(reserve), [this, i, cache, tensors = std::move(tensors)](
+                                          absl::StatusOr<ReservedPlace> place) mutable {
+    if (!place.ok()) return Failed(i, place.status());
+    auto* write = new PutItemWrite(this, i, cache, place->id, std::move(tensors),
+                                   request_.items(i).inline_());
+    write->WriteNext(absl::OkStatus());
+  });
+}
+
+void CacheService::Put(const CallContext& context, const v1::PutRequest& request,
+                       v1::PutResponse* response, Done done) {
+  LatencyTimer timer = Timer(Operation::kPut);
+  absl::Status status = RefuseIfDraining();
+  if (status.ok()) status = CheckBatch("items", request.items_size());
+  if (status.ok()) status = CheckOptionalSession(context, /*need_writer=*/true);
+  if (!status.ok()) return done(std::move(status));
+  BatchCall::Begin(
+      std::make_unique<PutCall>(this, request, response, std::move(timer), std::move(done)),
+      request.items_size());
+}
+
+// --- Reserve, Commit, Abort ----------------------------------------------------------------------
+
+class CacheService::ReserveCall final : public BatchCall {
+ public:
+  ReserveCall(CacheService* service, const CallContext& context, const v1::ReserveRequest& request,
+              v1::ReserveResponse* response, LatencyTimer timer, Done done)
+      : BatchCall(std::move(timer), std::move(done)),
+        cache_(service->deps_.cache),
+        registry_(service->deps_.registry),
+        session_(*context.session),
+        request_(request),
+        response_(response) {
+    for (int i = 0; i < request.items_size(); ++i) response->add_results();
+  }
+
+  void StartItem(int i) {
+    const v1::PutItem& item = request_.items(i);
+    if (!item.inline_().empty()) {
+      return Failed(i, absl::InvalidArgumentError(
+                           absl::StrCat("items[", i, "].inline: only Put takes inline bytes")));
+    }
+    absl::StatusOr<ReserveRequest> reserve = ReserveRequestFromProto(item);
+    if (!reserve.ok()) return Failed(i, InField("items", i, "", reserve.status()));
+    const uint64_t bytes = reserve->layout.payload_bytes;
+    if (bytes > cache_->max_entry_bytes()) {
+      // Takes no range, so no quota: the cache refuses it, and drops the value it was to replace.
+      return cache_->Reserve(*std::move(reserve), [this, i](absl::StatusOr<ReservedPlace> place) {
+        EMB_CHECK(!place.ok());
+        Failed(i, place.status());
+      });
+    }
+    absl::Status charged = registry_->BeginReservation(session_, bytes);
+    if (!charged.ok()) return Failed(i, charged);
+    TensorsToProto(reserve->layout, response_->mutable_results(i)->mutable_tensors());
+    cache_->Reserve(*std::move(reserve), [this, i, bytes](absl::StatusOr<ReservedPlace> place) {
+      Reserved(i, bytes, place);
+    });
+  }
+
+ private:
+  void Reserved(int i, uint64_t bytes, const absl::StatusOr<ReservedPlace>& place) {
+    if (!place.ok()) {
+      registry_->CancelReservation(session_, bytes);
+      return Failed(i, place.status());
+    }
+    absl::Status owned = registry_->FinishReservation(session_, place->id, bytes);
+    if (!owned.ok()) {
+      // The session ended meanwhile: nobody has heard of this range, so it can go.
+      cache_->Abort(place->id).IgnoreError();
+      return Failed(i, owned);
+    }
+    v1::ReserveResult* result = response_->mutable_results(i);
+    result->set_reservation(place->id);
+    LocationToProto(place->location, result->mutable_location());
+    ItemDone();
+  }
+
+  void Failed(int i, const absl::Status& status) {
+    v1::ReserveResult* result = response_->mutable_results(i);
+    result->Clear();
+    StatusToProto(status, result->mutable_status());
+    ItemDone();
+  }
+
+  TieredCache* const cache_;
+  SessionRegistry* const registry_;
+  const Token session_;
+  const v1::ReserveRequest& request_;
+  v1::ReserveResponse* const response_;
+};
+
+void CacheService::Reserve(const CallContext& context, const v1::ReserveRequest& request,
+                           v1::ReserveResponse* response, Done done) {
+  LatencyTimer timer = Timer(Operation::kReserve);
+  absl::Status status = RefuseIfDraining();
+  if (status.ok()) status = CheckBatch("items", request.items_size());
+  if (status.ok()) status = RequireSession(context, /*need_writer=*/true);
+  if (!status.ok()) return done(std::move(status));
+  BatchCall::Begin(std::make_unique<ReserveCall>(this, context, request, response, std::move(timer),
+                                                 std::move(done)),
+                   request.items_size());
+}
+
+void CacheService::Commit(const CallContext& context, const v1::CommitRequest& request,
+                          v1::CommitResponse* response, Done done) {
+  const LatencyTimer timer = Timer(Operation::kCommit);
+  absl::Status status = CheckBatch("reservations", request.reservations_size());
+  if (status.ok()) status = RequireSession(context, /*need_writer=*/true);
+  if (!status.ok()) return done(std::move(status));
+  for (const ReservationId id : request.reservations()) {
+    v1::CommitResult* result = response->add_results();
+    absl::Status taken = deps_.registry->TakeReservation(*context.session, id);
+    if (!taken.ok()) {
+      StatusToProto(taken, result->mutable_status());
+      continue;
+    }
+    absl::StatusOr<ReadHandle> handle = deps_.cache->Commit(id);
+    if (!handle.ok()) {
+      StatusToProto(handle.status(), result->mutable_status());
+      continue;
+    }
+    result->set_generation(handle->generation());
+    if (!request.keep_lease()) continue;
+    absl::StatusOr<LeaseId> lease = deps_.registry->AddLease(*context.session, *std::move(handle));
+    if (lease.ok()) {
+      result->set_lease(*lease);
+    } else {
+      StatusToProto(absl::Status(lease.status().code(), absl::StrCat("committed, but not leased: ",
+                                                                     lease.status().message())),
+                    result->mutable_status());
+    }
+  }
+  done(absl::OkStatus());
+}
+
+void CacheService::Abort(const CallContext& context, const v1::AbortRequest& request,
+                         v1::AbortResponse* response, Done done) {
+  const LatencyTimer timer = Timer(Operation::kAbort);
+  absl::Status status = CheckBatch("reservations", request.reservations_size());
+  if (status.ok()) status = RequireSession(context, /*need_writer=*/false);
+  if (!status.ok()) return done(std::move(status));
+  for (const ReservationId id : request.reservations()) {
+    absl::Status aborted = deps_.registry->TakeReservation(*context.session, id);
+    if (aborted.ok()) aborted = deps_.cache->Abort(id);
+    StatusToProto(aborted, response->add_results());
+  }
+  done(absl::OkStatus());
+}
+
+}  // namespace embcache

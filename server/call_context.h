@@ -1,0 +1,26 @@
+// What every handler of a service gets besides its request, whatever the transport.
+
+#ifndef EMBCACHE_SERVER_CALL_CONTEXT_H_
+#define EMBCACHE_SERVER_CALL_CONTEXT_H_
+
+#include <optional>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/session_registry.h"
+
+namespace embcache {
+
+struct CallContext {
+  std::optional<Token> session;  // as sent; nobody has checked yet that it lives
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+// How a handler answers: exactly once, from any thread, also inside the call that took it. Request
+// and response stay valid until then and must not be touched afterwards.
+using Done = absl::AnyInvocable<void(absl::Status)>;
+
+}  // namespace embcache
+
+#endif  // EMBCACHE_SERVER_CALL_CONTEXT_H_

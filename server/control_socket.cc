@@ -1,0 +1,462 @@
+#include "server/control_socket.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "server/proto_convert.h"
+#include "spdlog/spdlog.h"
+#include "storage/check.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77  // Linux 6.5; Debian 12's headers do not have it
+#endif
+
+namespace embcache {
+namespace {
+
+constexpr size_t kMaxPacketBytes = size_t{64} * 1024;
+constexpr size_t kDescriptorsPerPacket = 64;
+// So that one busy connection does not keep the thread from the others.
+constexpr int kPacketsPerTurn = 16;
+constexpr int kAcceptsPerTurn = 64;
+constexpr int kEventsPerTurn = 64;
+
+// What an epoll event is about: one of these, or a connection's id with a bit for socket or pidfd.
+constexpr uint64_t kListenerTag = 0;
+constexpr uint64_t kTimerTag = 1;
+constexpr uint64_t kStopTag = 2;
+constexpr uint64_t kFirstId = 2;
+uint64_t SocketTag(uint64_t id) { return id << 1; }
+uint64_t PidfdTag(uint64_t id) { return (id << 1) | 1; }
+
+// The peer's process, as a descriptor that no later process can take over. The socket option names
+// the process that connected; without it there is a window in which its pid could have been reused,
+// which at accept time is as short as it gets.
+UniqueFd OpenPidfd(int socket, pid_t pid) {
+  int pidfd = -1;
+  socklen_t size = sizeof(pidfd);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) return UniqueFd(pidfd);
+  if (pid <= 0) return UniqueFd();
+  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+std::vector<gid_t> PeerGroups(int socket) {
+  std::vector<gid_t> groups(32);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    auto size = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
+    const int result = getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &size);
+    groups.resize(size / sizeof(gid_t));
+    if (result == 0) return groups;
+    if (errno != ERANGE) break;
+  }
+  return {};
+}
+
+// False when the packet could not be sent whole at once.
+bool Send(int socket, const v1::ServerPacket& packet, absl::Span<const int> descriptors = {}) {
+  EMB_CHECK(descriptors.size() <= kDescriptorsPerPacket);
+  std::string bytes;
+  if (!packet.SerializeToString(&bytes) || bytes.size() > kMaxPacketBytes) return false;
+  iovec data = {bytes.data(), bytes.size()};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(kDescriptorsPerPacket * sizeof(int))] = {};
+  if (!descriptors.empty()) {
+    const size_t size = descriptors.size() * sizeof(int);
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(size);
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(size);
+    std::memcpy(CMSG_DATA(header), descriptors.data(), size);
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent == static_cast<ssize_t>(bytes.size());
+}
+
+void SegmentToProto(const TieredCache::SegmentInfo& segment, v1::Segment* to) {
+  to->set_id(segment.id);
+  to->set_generation(segment.generation);
+  to->set_tier(TierToProto(segment.tier));
+  to->set_bytes(segment.memory->bytes());
+  to->set_device_uuid(segment.device_uuid);
+  to->set_cuda_ipc_handle(segment.memory->cuda_ipc_handle());
+}
+
+std::string Describe(const SessionPeer& peer) {
+  return absl::StrCat("\"", absl::Utf8SafeCHexEscape(peer.name), "\" (",
+                      peer.writer ? "writer" : "reader", ", pid ", peer.pid, ", uid ", peer.uid,
+                      ")");
+}
+
+absl::Status ErrnoStatus(absl::string_view what) {
+  return absl::ErrnoToStatus(errno, absl::StrCat("control socket: ", what));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ControlSocket>> ControlSocket::Start(
+    ControlSocketOptions options, SessionRegistry* registry,
+    absl::AnyInvocable<WelcomeInfo()> welcome, absl::AnyInvocable<void()> tick) {
+  absl::StatusOr<UnixListener> listener = UnixListener::Bind(options.path, options.mode);
+  if (!listener.ok()) return listener.status();
+  std::unique_ptr<ControlSocket> control(new ControlSocket(
+      std::move(options), *std::move(listener), registry, std::move(welcome), std::move(tick)));
+  if (absl::Status ready = control->SetUp(); !ready.ok()) return ready;
+  control->thread_ = std::thread([loop = control.get()] { loop->Run(); });
+  return control;
+}
+
+ControlSocket::ControlSocket(ControlSocketOptions options, UnixListener listener,
+                             SessionRegistry* registry, absl::AnyInvocable<WelcomeInfo()> welcome,
+                             absl::AnyInvocable<void()> tick)
+    : options_(std::move(options)),
+      listener_(std::move(listener)),
+      registry_(registry),
+      welcome_(std::move(welcome)),
+      tick_(std::move(tick)),
+      next_id_(kFirstId),
+      buffer_(kMaxPacketBytes) {}
+
+ControlSocket::~ControlSocket() { Stop(); }
+
+absl::Status ControlSocket::SetUp() {
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_) return ErrnoStatus("epoll_create1");
+  timer_ = UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!timer_) return ErrnoStatus("timerfd_create");
+  stop_event_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop_event_) return ErrnoStatus("eventfd");
+  const timespec period = absl::ToTimespec(options_.tick_period);
+  const itimerspec every = {period, period};
+  if (timerfd_settime(timer_.get(), 0, &every, nullptr) != 0) return ErrnoStatus("timerfd_settime");
+  if (!Watch(listener_.fd(), kListenerTag) || !Watch(timer_.get(), kTimerTag) ||
+      !Watch(stop_event_.get(), kStopTag)) {
+    return ErrnoStatus("epoll_ctl");
+  }
+  return absl::OkStatus();
+}
+
+void ControlSocket::Stop() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  EMB_CHECK(write(stop_event_.get(), &one, sizeof(one)) == sizeof(one));
+  thread_.join();
+}
+
+// --- The control thread -------------------------------------------------------------------------
+
+void ControlSocket::Run() {
+  pthread_setname_np(pthread_self(), "control");
+  epoll_event events[kEventsPerTurn];
+  while (!stopping_) {
+    const int ready = epoll_wait(epoll_.get(), events, kEventsPerTurn, -1);
+    EMB_CHECK(ready >= 0 || errno == EINTR);
+    for (int i = 0; i < ready; ++i) Dispatch(events[i].data.u64);
+  }
+  connections_.clear();
+}
+
+void ControlSocket::Dispatch(uint64_t tag) {
+  switch (tag) {
+    case kListenerTag:
+      AcceptAll();
+      return;
+    case kTimerTag: {
+      uint64_t expirations;
+      if (read(timer_.get(), &expirations, sizeof(expirations)) > 0) Tick();
+      return;
+    }
+    case kStopTag:
+      stopping_ = true;
+      return;
+  }
+  const auto it = connections_.find(tag >> 1);
+  if (it == connections_.end()) return;  // ended by an earlier event of this turn
+  Connection* const connection = it->second.get();
+  if ((tag & 1) != 0) {
+    ProcessGone(connection);
+  } else if (connection->socket) {
+    Receive(connection);
+  }
+}
+
+void ControlSocket::Tick() {
+  const absl::Duration now = SystemClock()->MonotonicNow();
+  // All wait equally long, so the oldest times out first.
+  while (!pending_.empty()) {
+    Connection* const oldest = connections_.at(*pending_.begin()).get();
+    if (oldest->hello_deadline > now) break;
+    Refuse(oldest, absl::DeadlineExceededError(absl::StrCat(
+                       "no Hello within ", absl::FormatDuration(options_.hello_timeout))));
+  }
+  registry_->Tick();
+  tick_();
+  if (registry_->draining() && !draining_announced_) AnnounceDraining();
+  // A process that lost its connection need not be watched once its session has ended otherwise.
+  absl::erase_if(connections_, [&](const auto& connection) {
+    return !connection.second->socket && !registry_->Exists(connection.second->token);
+  });
+  if (listener_paused_ && Watch(listener_.fd(), kListenerTag)) listener_paused_ = false;
+}
+
+void ControlSocket::AnnounceDraining() {
+  draining_announced_ = true;
+  v1::ServerPacket packet;
+  packet.mutable_draining();
+  std::vector<Connection*> stuck;
+  for (const auto& [id, connection] : connections_) {
+    if (!connection->welcomed || !connection->socket) continue;
+    if (!Send(connection->socket.get(), packet)) stuck.push_back(connection.get());
+  }
+  for (Connection* connection : stuck) Disconnect(connection);
+}
+
+void ControlSocket::AcceptAll() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    if (!AcceptOne()) return;
+  }
+}
+
+bool ControlSocket::AcceptOne() {
+  auto connection = std::make_unique<Connection>();
+  connection->socket =
+      UniqueFd(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!connection->socket) {
+    if (errno == EAGAIN) return false;
+    if (errno == ECONNABORTED || errno == EINTR) return true;
+    // Out of descriptors or memory: the waiting connection would wake us again at once, so look
+    // away until the next tick.
+    if (const auto skipped = accept_log_.Next()) {
+      spdlog::error("control socket: accept: {} ({} such lines skipped)", std::strerror(errno),
+                    *skipped);
+    }
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
+    listener_paused_ = true;
+    return false;
+  }
+  const int socket = connection->socket.get();
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return true;
+  connection->peer.pid = peer.pid;
+  connection->peer.uid = peer.uid;
+  connection->allowed = IsAllowed(socket, peer.uid, peer.gid);
+  if (options_.watch_processes) connection->pidfd = OpenPidfd(socket, peer.pid);
+  connection->hello_deadline = SystemClock()->MonotonicNow() + options_.hello_timeout;
+  // The oldest may have said Hello already, only unread; then it is no longer pending.
+  if (pending_.size() >= options_.max_pending_hellos) {
+    Receive(connections_.at(*pending_.begin()).get());
+  }
+  if (pending_.size() >= options_.max_pending_hellos) {
+    Refuse(connections_.at(*pending_.begin()).get(),
+           absl::ResourceExhaustedError("too many connections that have not said Hello"));
+  }
+  connection->id = next_id_++;
+  if (!Watch(socket, SocketTag(connection->id))) return true;
+  pending_.insert(connection->id);
+  connections_.emplace(connection->id, std::move(connection));
+  return true;
+}
+
+bool ControlSocket::IsAllowed(int socket, uid_t uid, gid_t gid) const {
+  const auto& uids = options_.allowed_uids;
+  const auto& gids = options_.allowed_gids;
+  if (uids.empty() && gids.empty()) return true;
+  const auto in = [](const auto& list, auto id) {
+    return std::find(list.begin(), list.end(), id) != list.end();
+  };
+  if (in(uids, uid) || in(gids, gid)) return true;
+  if (gids.empty()) return false;
+  const std::vector<gid_t> groups = PeerGroups(socket);
+  return std::any_of(groups.begin(), groups.end(), [&](gid_t group) { return in(gids, group); });
+}
+
+void ControlSocket::Receive(Connection* connection) {
+  for (int i = 0; i < kPacketsPerTurn; ++i) {
+    iovec data = {buffer_.data(), buffer_.size()};
+    msghdr message = {};  // without room for control data: descriptors sent to us are closed
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    const ssize_t received = recvmsg(connection->socket.get(), &message, MSG_DONTWAIT);
+    if (received < 0) {
+      if (errno == EAGAIN) return;
+      // ECONNRESET only says that the peer closed with something of ours unread; what it sent
+      // before, perhaps a Goodbye, comes next.
+      if (errno == EINTR || errno == ECONNRESET) continue;
+      return Disconnect(connection);
+    }
+    if (received == 0) return Disconnect(connection);
+    if ((message.msg_flags & MSG_TRUNC) != 0) {
+      if (connection->welcomed) return Disconnect(connection);
+      return Refuse(connection, absl::InvalidArgumentError(
+                                    absl::StrCat("packet: over ", kMaxPacketBytes, " bytes")));
+    }
+    if (!HandlePacket(connection, {buffer_.data(), static_cast<size_t>(received)})) return;
+  }
+}
+
+bool ControlSocket::HandlePacket(Connection* connection, absl::string_view packet) {
+  if (!connection->welcomed) return HandleHello(connection, packet);
+  v1::ClientPacket parsed;
+  if (parsed.ParseFromArray(packet.data(), static_cast<int>(packet.size())) &&
+      parsed.has_goodbye()) {
+    spdlog::info("session of {} said goodbye", Describe(connection->peer));
+    registry_->Close(connection->token);
+    Erase(connection);
+    return false;
+  }
+  spdlog::warn("session of {} sent a packet that means nothing: dropped",
+               Describe(connection->peer));
+  Disconnect(connection);
+  return false;
+}
+
+absl::Status ControlSocket::CheckHello(const Connection& connection, const v1::Hello& hello) const {
+  if (hello.protocol_version() != kProtocolVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "protocol_version: ", hello.protocol_version(), ", this daemon speaks ", kProtocolVersion));
+  }
+  if (hello.name().size() > kMaxSessionNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("name: ", hello.name().size(), " bytes, at most ", kMaxSessionNameBytes));
+  }
+  if (!v1::Hello::Role_IsValid(hello.role())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("role: ", static_cast<int>(hello.role()), " is unknown"));
+  }
+  if (!hello.acknowledges().empty() && hello.acknowledges().size() != Token().size()) {
+    return absl::InvalidArgumentError(absl::StrCat("acknowledges: ", hello.acknowledges().size(),
+                                                   " bytes, must be ", Token().size()));
+  }
+  return absl::OkStatus();
+}
+
+bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet) {
+  const auto refuse = [&](const absl::Status& why) {
+    Refuse(connection, why);
+    return false;
+  };
+  if (!connection->allowed) {
+    return refuse(absl::PermissionDeniedError(
+        absl::StrCat("uid ", connection->peer.uid, " is not on the allow-list")));
+  }
+  v1::ClientPacket parsed;
+  if (!parsed.ParseFromArray(packet.data(), static_cast<int>(packet.size())) ||
+      !parsed.has_hello()) {
+    return refuse(absl::InvalidArgumentError("the first packet must be a Hello"));
+  }
+  const v1::Hello& hello = parsed.hello();
+  if (absl::Status ok = CheckHello(*connection, hello); !ok.ok()) return refuse(ok);
+  connection->peer.name = hello.name();
+  connection->peer.writer = hello.role() == v1::Hello::WRITER;
+  if (!hello.acknowledges().empty()) {
+    Token old;
+    std::copy(hello.acknowledges().begin(), hello.acknowledges().end(), old.begin());
+    registry_->Acknowledge(old, connection->peer.uid);
+  }
+  absl::StatusOr<Token> token = registry_->Open(connection->peer);
+  if (!token.ok()) return refuse(token.status());
+  connection->token = *token;
+  connection->welcomed = true;
+  pending_.erase(connection->id);
+  // Not watched means not known: then the end of the connection counts as the end of the process.
+  if (connection->pidfd && !Watch(connection->pidfd.get(), PidfdTag(connection->id))) {
+    connection->pidfd.Reset();
+  }
+  if (!SendWelcome(*connection)) {
+    spdlog::warn("session of {} does not read: dropped", Describe(connection->peer));
+    registry_->Close(connection->token);
+    Erase(connection);
+    return false;
+  }
+  spdlog::info("session of {} opened", Describe(connection->peer));
+  return true;
+}
+
+bool ControlSocket::SendWelcome(const Connection& connection) {
+  const WelcomeInfo info = welcome_();
+  size_t next = 0;
+  do {
+    v1::ServerPacket packet;
+    v1::Welcome& welcome = *packet.mutable_welcome();
+    welcome.set_protocol_version(kProtocolVersion);
+    welcome.set_token(connection.token.data(), connection.token.size());
+    welcome.set_epoch(info.epoch.data(), info.epoch.size());
+    *welcome.mutable_limits() = info.limits;
+    welcome.set_version(info.version);
+    std::vector<int> descriptors;
+    const size_t end = std::min(info.segments.size(), next + kDescriptorsPerPacket);
+    for (; next < end; ++next) {
+      const TieredCache::SegmentInfo& segment = info.segments[next];
+      v1::WelcomeSegment& described = *welcome.add_segments();
+      SegmentToProto(segment, described.mutable_segment());
+      const int fd =
+          connection.peer.writer ? segment.memory->writable_fd() : segment.memory->read_only_fd();
+      described.set_passed_by_descriptor(fd >= 0);
+      if (fd >= 0) descriptors.push_back(fd);
+    }
+    welcome.set_more(next < info.segments.size());
+    if (!Send(connection.socket.get(), packet, descriptors)) return false;
+  } while (next < info.segments.size());
+  return true;
+}
+
+// --- The end of a connection --------------------------------------------------------------------
+
+void ControlSocket::Refuse(Connection* connection, const absl::Status& why) {
+  if (const auto skipped = refused_log_.Next()) {
+    spdlog::warn("control socket: refused pid {} uid {}: {} ({} such lines skipped)",
+                 connection->peer.pid, connection->peer.uid, std::string(why.message()), *skipped);
+  }
+  v1::ServerPacket packet;
+  packet.mutable_refusal()->set_code(static_cast<int>(why.code()));
+  packet.mutable_refusal()->set_message(std::string(why.message()));
+  Send(connection->socket.get(), packet);
+  Erase(connection);
+}
+
+void ControlSocket::Disconnect(Connection* connection) {
+  if (!connection->welcomed) return Erase(connection);
+  spdlog::info("session of {} lost its connection", Describe(connection->peer));
+  if (!connection->pidfd) return ProcessGone(connection);
+  registry_->ConnectionLost(connection->token);
+  connection->socket.Reset();
+  if (!registry_->Exists(connection->token)) Erase(connection);
+}
+
+void ControlSocket::ProcessGone(Connection* connection) {
+  registry_->ProcessGone(connection->token);
+  Erase(connection);
+}
+
+void ControlSocket::Erase(Connection* connection) {
+  pending_.erase(connection->id);
+  connections_.erase(connection->id);
+}
+
+bool ControlSocket::Watch(int fd, uint64_t tag) {
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.u64 = tag;
+  return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+}  // namespace embcache

@@ -1,0 +1,242 @@
+#include "server/daemon.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "gpu/available_memory.h"
+#include "server/directory_lock.h"
+#include "spdlog/spdlog.h"
+#include "storage/clock.h"
+#include "storage/rocksdb_store.h"
+
+namespace embcache {
+namespace {
+
+// Disk work waiting for a thread; what the cache cannot schedule it answers with an error.
+constexpr size_t kIoQueueLimit = 65536;
+// What a message needs beside the largest inline value.
+constexpr uint64_t kMessageOverheadBytes = uint64_t{16} << 20;
+constexpr absl::Duration kRpcShutdownTimeout = absl::Seconds(1);
+constexpr mode_t kSocketDirMode = 0750;
+constexpr mode_t kL3DirMode = 0700;
+
+SessionLimits MakeSessionLimits(const Config& config) {
+  SessionLimits limits;
+  limits.max_sessions = static_cast<uint32_t>(config.max_sessions);
+  limits.max_sessions_per_uid = static_cast<uint32_t>(config.max_sessions_per_uid);
+  limits.max_leases = config.max_leases_per_session;
+  const auto memory = static_cast<double>(config.l1_capacity_bytes + config.l2_capacity_bytes);
+  // 0 would mean no bound.
+  limits.max_pinned_bytes =
+      std::max<uint64_t>(1, static_cast<uint64_t>(memory * config.max_pinned_fraction));
+  if (config.lease_ttl > absl::ZeroDuration()) limits.lease_ttl = config.lease_ttl;
+  limits.quarantine = config.quarantine;
+  return limits;
+}
+
+TieredCacheOptions MakeCacheOptions(const Config& config) {
+  TieredCacheOptions options;
+  options.l1 = {config.l1_capacity_bytes, config.segment_bytes, config.l1_max_entries};
+  options.l2 = {config.l2_capacity_bytes, config.segment_bytes, config.l2_max_entries};
+  options.l3_write =
+      config.l3_write == Config::L3Write::kEvict ? L3WriteMode::kEvict : L3WriteMode::kThrough;
+  options.l3_queue_entries = config.l3_queue_entries;
+  options.l3_queue_bytes = config.l3_queue_bytes;
+  options.reservation_ttl = config.reservation_ttl;
+  return options;
+}
+
+absl::Status InContext(absl::string_view what, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
+}
+
+}  // namespace
+
+std::string RpcSocketPath(const std::string& socket_dir) { return socket_dir + "/embcached.sock"; }
+
+std::string ControlSocketPath(const std::string& socket_dir) {
+  return socket_dir + "/control.sock";
+}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
+  if (absl::Status valid = config.Validate(); !valid.ok()) return valid;
+  std::unique_ptr<Daemon> daemon(new Daemon(config));
+  if (absl::Status opened = daemon->OpenDirectory(); !opened.ok()) return opened;
+  if (absl::Status opened = daemon->OpenCache(); !opened.ok()) return opened;
+  if (absl::Status opened = daemon->OpenSockets(); !opened.ok()) return opened;
+  spdlog::info("embcached " EMBCACHE_VERSION " serves {}: L1 {} bytes, L2 {} bytes, L3 {}",
+               config.socket_dir, config.l1_capacity_bytes, config.l2_capacity_bytes,
+               config.l3_enabled() ? config.l3_dir : "off");
+  return daemon;
+}
+
+Daemon::Daemon(const Config& config)
+    : config_(config),
+      epoch_(RandomToken()),
+      memory_(HostMemoryOptions{.huge_pages = config.huge_pages}) {}
+
+Daemon::~Daemon() { Stop().IgnoreError(); }
+
+absl::Status Daemon::OpenDirectory() {
+  if (absl::Status made = MakeDirectory(config_.socket_dir, kSocketDirMode); !made.ok()) {
+    return InContext("--socket-dir", made);
+  }
+  absl::StatusOr<UniqueFd> lock = LockDirectory(config_.socket_dir);
+  if (!lock.ok()) return lock.status();
+  lock_ = *std::move(lock);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::OpenCache() {
+  // Segments are reserved one by one, and each is checked then; but to find out at the last one
+  // means to have pushed everybody else on the machine aside first.
+  const AvailableMemory available = ReadAvailableMemory();
+  const uint64_t wanted = config_.l1_capacity_bytes + config_.l2_capacity_bytes;
+  if (wanted > available.bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("--l1-capacity and --l2-capacity ask for ",
+                                                     wanted, " bytes, but only ", available.bytes,
+                                                     " are available (", available.source, ")"));
+  }
+  if (config_.device == "auto") {
+    spdlog::info("device auto: host memory, since this build has no CUDA support");
+  }
+  copier_ = std::make_unique<HostCopyEngine>("copy", static_cast<int>(config_.copy_threads));
+  io_ = std::make_unique<ThreadPoolExecutor>("io", static_cast<int>(config_.io_threads),
+                                             kIoQueueLimit);
+  if (config_.l3_enabled()) {
+    if (absl::Status made = MakeDirectory(config_.l3_dir, kL3DirMode); !made.ok()) {
+      return InContext("--l3-dir", made);
+    }
+    RocksDbStoreOptions options;
+    options.path = config_.l3_dir;
+    options.capacity_bytes = config_.l3_capacity_bytes;
+    options.log = [](absl::string_view line) { spdlog::warn("l3: {}", std::string(line)); };
+    auto store = RocksDbStore::Open(options);
+    if (!store.ok()) return InContext("--l3-dir", store.status());
+    store_ = *std::move(store);
+  }
+  auto cache = TieredCache::Create(
+      MakeCacheOptions(config_),
+      {SystemClock(), io_.get(), copier_.get(), &memory_, &memory_, store_.get()});
+  if (!cache.ok()) return cache.status();
+  cache_ = *std::move(cache);
+  registry_ =
+      std::make_unique<SessionRegistry>(MakeSessionLimits(config_), cache_.get(), SystemClock());
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::OpenSockets() {
+  CacheServiceDeps deps;
+  deps.cache = cache_.get();
+  deps.registry = registry_.get();
+  deps.clock = SystemClock();
+  deps.epoch = epoch_;
+  deps.limits.max_batch = static_cast<uint32_t>(config_.max_batch);
+  deps.limits.inline_limit = config_.inline_limit_bytes;
+  deps.version = EMBCACHE_VERSION;
+  cache_service_ = std::make_unique<CacheService>(std::move(deps));
+  admin_service_ = std::make_unique<AdminService>(
+      AdminServiceDeps{cache_.get(), registry_.get(), [this] { Drain(); }});
+
+  RpcServerOptions rpc;
+  rpc.unix_socket = RpcSocketPath(config_.socket_dir);
+  rpc.mode = config_.socket_mode;
+  rpc.threads = static_cast<int>(config_.rpc_threads);
+  rpc.max_message_bytes =
+      std::max(rpc.max_message_bytes, config_.inline_limit_bytes + kMessageOverheadBytes);
+  auto server = RpcServer::Start(rpc, cache_service_.get(), admin_service_.get());
+  if (!server.ok()) return server.status();
+  rpc_ = *std::move(server);
+
+  ControlSocketOptions control;
+  control.path = ControlSocketPath(config_.socket_dir);
+  control.mode = config_.socket_mode;
+  control.allowed_uids = {config_.allow_uids.begin(), config_.allow_uids.end()};
+  control.allowed_gids = {config_.allow_gids.begin(), config_.allow_gids.end()};
+  auto socket = ControlSocket::Start(
+      std::move(control), registry_.get(), [this] { return MakeWelcome(); },
+      [cache = cache_.get()] { cache->Tick(); });
+  if (!socket.ok()) return socket.status();
+  control_ = *std::move(socket);
+
+  // A Drain that came while we were starting found no server to tell, or was overtaken by this.
+  serving_ = rpc_.get();
+  rpc_->SetServing(true);
+  if (draining_) rpc_->SetServing(false);
+  return absl::OkStatus();
+}
+
+WelcomeInfo Daemon::MakeWelcome() const {
+  WelcomeInfo info;
+  info.epoch = epoch_;
+  info.segments = cache_->Segments();
+  info.version = EMBCACHE_VERSION;
+  const SessionLimits limits = MakeSessionLimits(config_);
+  info.limits.set_max_batch(static_cast<uint32_t>(config_.max_batch));
+  info.limits.set_inline_limit(config_.inline_limit_bytes);
+  info.limits.set_max_leases(limits.max_leases);
+  info.limits.set_max_pinned_bytes(limits.max_pinned_bytes);
+  info.limits.set_max_entry_bytes(cache_->max_entry_bytes());
+  info.limits.set_reservation_ttl_ms(
+      static_cast<uint64_t>(absl::ToInt64Milliseconds(config_.reservation_ttl)));
+  info.limits.set_lease_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(config_.lease_ttl)));
+  return info;
+}
+
+void Daemon::Drain() {
+  if (!draining_.exchange(true)) spdlog::info("draining: nothing new is admitted");
+  registry_->Drain();
+  cache_service_->Drain();
+  if (RpcServer* const rpc = serving_) rpc->SetServing(false);
+}
+
+bool Daemon::drained() const {
+  const RegistryStats stats = registry_->GetStats();
+  return stats.leases == 0 && stats.reservations == 0;
+}
+
+absl::Status Daemon::Stop() {
+  if (control_ != nullptr) control_->Stop();
+  control_.reset();
+  serving_ = nullptr;
+  if (rpc_ != nullptr) rpc_->Shutdown(absl::Now() + kRpcShutdownTimeout);
+  rpc_.reset();
+  absl::Status flushed;
+  if (cache_ != nullptr && store_ != nullptr) {
+    absl::Notification done;
+    cache_->Flush([&](absl::Status status) {
+      flushed = std::move(status);
+      done.Notify();
+    });
+    done.WaitForNotification();
+  }
+  admin_service_.reset();
+  cache_service_.reset();
+  registry_.reset();
+  cache_.reset();
+  store_.reset();
+  io_.reset();
+  copier_.reset();
+  lock_.Reset();
+  return flushed.ok() ? flushed : InContext("writing to L3 before the end", flushed);
+}
+
+int ExitCodeFor(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return 0;
+    case absl::StatusCode::kAlreadyExists:
+      return kExitLocked;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kResourceExhausted:
+      return kExitConfig;
+    default:
+      return kExitInternal;
+  }
+}
+
+}  // namespace embcache

@@ -1,0 +1,89 @@
+// Daemon: all parts of embcached, wired together. main.cc only parses the configuration, owns one
+// of these and waits for signals.
+//
+//   Start --> serving --Drain--> draining: sessions may use and release what they hold, nothing new
+//                     --Stop---> stopped
+//
+// Drain and drained are thread-safe; Start, Stop and the destructor belong to one thread.
+
+#ifndef EMBCACHE_SERVER_DAEMON_H_
+#define EMBCACHE_SERVER_DAEMON_H_
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gpu/host_copy_engine.h"
+#include "gpu/host_memory.h"
+#include "server/admin_service.h"
+#include "server/cache_service.h"
+#include "server/config.h"
+#include "server/control_socket.h"
+#include "server/rpc_server.h"
+#include "server/session_registry.h"
+#include "server/unique_fd.h"
+#include "storage/executor.h"
+#include "storage/persistent_store.h"
+#include "storage/tiered_cache.h"
+
+namespace embcache {
+
+// The two sockets of a socket directory.
+std::string RpcSocketPath(const std::string& socket_dir);
+std::string ControlSocketPath(const std::string& socket_dir);
+
+class Daemon {
+ public:
+  // ALREADY_EXISTS: another daemon serves the directory; the message names its pid, and nothing was
+  // touched. INVALID_ARGUMENT, FAILED_PRECONDITION, RESOURCE_EXHAUSTED: the configuration, or the
+  // memory or disk it asks for, is impossible.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config);
+  ~Daemon();
+
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  // From now on nothing new is admitted and health says NOT_SERVING. Returns at once; idempotent.
+  void Drain();
+  // Whether no session holds a lease or a reservation any more.
+  bool drained() const;
+
+  // Closes the sockets, ends every session and writes what is queued to L3. The error is the SSD's.
+  // Does not wait for leases: see drained. Idempotent.
+  absl::Status Stop();
+
+ private:
+  explicit Daemon(const Config& config);
+
+  absl::Status OpenDirectory();
+  absl::Status OpenCache();
+  absl::Status OpenSockets();
+  WelcomeInfo MakeWelcome() const;
+
+  const Config config_;
+  const Token epoch_;
+  std::atomic<bool> draining_ = false;
+  std::atomic<RpcServer*> serving_ = nullptr;  // rpc_, once Drain may use it
+
+  // In the order of construction; each uses only what stands above it.
+  UniqueFd lock_;
+  HostMemory memory_;
+  std::unique_ptr<HostCopyEngine> copier_;
+  std::unique_ptr<ThreadPoolExecutor> io_;
+  std::unique_ptr<PersistentStore> store_;
+  std::unique_ptr<TieredCache> cache_;
+  std::unique_ptr<SessionRegistry> registry_;
+  std::unique_ptr<CacheService> cache_service_;
+  std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<ControlSocket> control_;
+};
+
+// What embcached exits with when Start or Stop gave `status`.
+int ExitCodeFor(const absl::Status& status);
+
+}  // namespace embcache
+
+#endif  // EMBCACHE_SERVER_DAEMON_H_

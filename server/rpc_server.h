@@ -1,0 +1,70 @@
+// RpcServer: the gRPC transport in front of the services, and the only place that knows gRPC.
+//
+// One completion queue, polled by a few threads that also run the handlers (which never block).
+// Beside our services it serves grpc.health.v1.Health (for "" and "embcache.v1.Cache") and
+// reflection.
+
+#ifndef EMBCACHE_SERVER_RPC_SERVER_H_
+#define EMBCACHE_SERVER_RPC_SERVER_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/admin_service.h"
+#include "server/cache_service.h"
+
+namespace embcache {
+
+struct RpcServerOptions {
+  // At least one of the two.
+  std::string unix_socket;  // path; empty = none
+  std::string tcp_address;  // "host:port", plaintext; empty = none
+  mode_t mode = 0660;       // of the socket, whatever the umask
+  int threads = 2;
+  // Calls being handled; more are refused with RESOURCE_EXHAUSTED at once.
+  int max_in_flight = 1024;
+  // Of one connection; more wait in the client.
+  int max_streams_per_connection = 1024;
+  uint64_t max_message_bytes = uint64_t{64} << 20;  // of one request
+  uint64_t memory_bytes = uint64_t{512} << 20;      // what gRPC may take for buffers, about
+};
+
+class RpcServer {
+ public:
+  // Binds and serves; health says NOT_SERVING until SetServing(true). REQUIRES: the caller holds
+  // the daemon's lock, for a socket left behind by an earlier run is removed. FAILED_PRECONDITION:
+  // the path is something other than a socket. UNAVAILABLE: cannot bind. The services are not owned
+  // and outlive the server.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const RpcServerOptions& options,
+                                                          CacheService* cache, AdminService* admin);
+  // Shuts down at once if Shutdown was not called.
+  ~RpcServer();
+
+  RpcServer(const RpcServer&) = delete;
+  RpcServer& operator=(const RpcServer&) = delete;
+
+  // What health answers. Calls are served in either case. Thread-safe.
+  void SetServing(bool serving);
+
+  // Takes no new calls, lets those in flight finish until `deadline`, then cancels them towards
+  // their clients, and returns when every handler has answered. Call it once, not from a handler.
+  void Shutdown(absl::Time deadline);
+
+  int tcp_port() const;  // the one bound; 0 without tcp_address
+
+ private:
+  class Impl;
+
+  explicit RpcServer(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace embcache
+
+#endif  // EMBCACHE_SERVER_RPC_SERVER_H_
