@@ -1,0 +1,120 @@
+// clear, flush, epoch, drain, log-level: what changes the daemon as a whole.
+
+#include <memory>
+#include <string>
+
+#include "client/cli/context.h"
+#include "client/cli/output.h"
+#include "embcache/v1/admin.grpc.pb.h"
+#include "embcache/v1/embcache.grpc.pb.h"
+
+namespace embcache::cli {
+namespace {
+
+namespace v1 = embcache::v1;
+
+// Makes one call of the Admin service; `report` fills what is printed.
+template <typename Method, typename Request, typename Response, typename Report>
+int RunAdmin(const Context& context, Method method, const Request& request, Response response,
+             Report report) {
+  const auto stub = v1::Admin::NewStub(context.Channel());
+  absl::Status status = CallDaemon(context, *stub, method, request, &response);
+  if (!status.ok()) return context.Fail(status);
+  Json json = Json::object();
+  report(response, &json);
+  if (context.json) {
+    *context.out << Dump(json) << '\n';
+    return kExitOk;
+  }
+  for (const auto& [name, value] : json.items()) {
+    *context.out << name << ' ' << (value.is_string() ? std::string(value) : Dump(value)) << '\n';
+  }
+  return kExitOk;
+}
+
+int RunClear(const Context& context, const v1::ClearRequest& request) {
+  return RunAdmin(
+      context, &v1::Admin::Stub::Clear, request, v1::ClearResponse(),
+      [](const v1::ClearResponse& response, Json* json) { (*json)["models"] = response.models(); });
+}
+
+int RunEpoch(const Context& context, const std::string& model) {
+  const auto stub = v1::Cache::NewStub(context.Channel());
+  v1::AdvanceEpochRequest request;
+  request.set_model(model);
+  v1::AdvanceEpochResponse response;
+  absl::Status status =
+      CallDaemon(context, *stub, &v1::Cache::Stub::AdvanceEpoch, request, &response);
+  if (!status.ok()) return context.Fail(status);
+  if (context.json) {
+    Json json;
+    json["model"] = model;
+    json["model_epoch"] = response.model_epoch();
+    *context.out << Dump(json) << '\n';
+  } else {
+    *context.out << "model_epoch " << response.model_epoch() << '\n';
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddAdminCommands(CLI::App& app, const Context& context, Action* action) {
+  auto clear = std::make_shared<v1::ClearRequest>();
+  CLI::App* command =
+      app.add_subcommand("clear", "Remove every entry of one model, or all entries");
+  CLI::Option_group* which = command->add_option_group("Which", "One of these is needed");
+  which
+      ->add_option_function<std::string>(
+          "--model", [clear](const std::string& text) { clear->set_model(text); }, "This model")
+      ->type_name("MODEL");
+  which->add_flag_callback(
+      "--all", [clear] { clear->set_all(true); }, "Every model");
+  which->require_option(1);
+  command->callback([&context, action, clear] {
+    *action = [&context, clear] { return RunClear(context, *clear); };
+  });
+
+  command = app.add_subcommand("flush", "Wait until everything stored before is on disk");
+  command->callback([&context, action] {
+    *action = [&context] {
+      return RunAdmin(context, &v1::Admin::Stub::Flush, v1::FlushRequest(), v1::FlushResponse(),
+                      [](const v1::FlushResponse&, Json* json) { (*json)["flushed"] = true; });
+    };
+  });
+
+  auto model = std::make_shared<std::string>();
+  command = app.add_subcommand(
+      "epoch", "Advance a model's epoch: nothing stored for it before is returned again");
+  command->add_option("--model", *model, "The model")->required()->type_name("MODEL");
+  command->callback([&context, action, model] {
+    *action = [&context, model] { return RunEpoch(context, *model); };
+  });
+
+  command =
+      app.add_subcommand("drain", "Make the daemon refuse new work. Only a restart ends this");
+  command->callback([&context, action] {
+    *action = [&context] {
+      return RunAdmin(context, &v1::Admin::Stub::Drain, v1::DrainRequest(), v1::DrainResponse(),
+                      [](const v1::DrainResponse&, Json* json) { (*json)["draining"] = true; });
+    };
+  });
+
+  auto level = std::make_shared<v1::SetLogLevelRequest>();
+  command = app.add_subcommand("log-level", "Change how much the daemon logs");
+  command
+      ->add_option_function<std::string>(
+          "LEVEL", [level](const std::string& text) { level->set_level(text); }, "The new level")
+      ->required()
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
+  command->callback([&context, action, level] {
+    *action = [&context, level] {
+      return RunAdmin(context, &v1::Admin::Stub::SetLogLevel, *level, v1::SetLogLevelResponse(),
+                      [](const v1::SetLogLevelResponse& response, Json* json) {
+                        (*json)["previous"] = response.previous();
+                      });
+    };
+  });
+}
+
+}  // namespace embcache::cli

@@ -1,0 +1,124 @@
+#include "client/cli/output.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace embcache::cli {
+namespace {
+
+constexpr size_t kProgressFrom = 20;  // items
+constexpr size_t kBarWidth = 30;
+
+}  // namespace
+
+void Table::Print(std::ostream& out) const {
+  std::vector<size_t> widths(rows_[0].size());
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      out << row[i];
+      if (i + 1 < row.size()) out << std::string(widths[i] - row[i].size() + 2, ' ');
+    }
+    out << '\n';
+  }
+}
+
+std::string HumanBytes(uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+std::string HumanNanoseconds(uint64_t ns) {
+  if (ns < 1'000) return absl::StrCat(ns, " ns");
+  if (ns < 1'000'000) return absl::StrFormat("%.1f us", ns / 1e3);
+  if (ns < 1'000'000'000) return absl::StrFormat("%.1f ms", ns / 1e6);
+  return absl::StrFormat("%.2f s", ns / 1e9);
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ","), "]");
+}
+
+bool IsPrintable(absl::string_view text) {
+  for (char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return false;
+  }
+  // The library's own check of UTF-8 is what later writes it.
+  try {
+    Json(std::string(text)).dump();
+    return true;
+  } catch (const nlohmann::json::exception&) {
+    return false;
+  }
+}
+
+std::string VariantText(absl::string_view variant) {
+  return IsPrintable(variant) ? std::string(variant)
+                              : absl::StrCat("hex:", absl::BytesToHexString(variant));
+}
+
+Json KeyJson(const client::Key& key) {
+  Json json;
+  json["model"] = key.model;
+  json["hash"] = absl::BytesToHexString(key.content_hash);
+  if (IsPrintable(key.variant)) {
+    json["variant"] = key.variant;
+  } else {
+    json["variant_hex"] = absl::BytesToHexString(key.variant);
+  }
+  return json;
+}
+
+Json TensorsJson(const std::vector<client::TensorSpec>& tensors) {
+  Json list = Json::array();
+  for (const client::TensorSpec& tensor : tensors) {
+    Json item;
+    item["name"] = tensor.name;
+    item["absent"] = tensor.absent;
+    if (!tensor.absent) {
+      item["dtype"] = std::string(client::DTypeName(tensor.dtype));
+      item["shape"] = tensor.shape;
+      item["bytes"] = tensor.bytes;
+    }
+    list.push_back(std::move(item));
+  }
+  return list;
+}
+
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Progress::Progress(std::ostream& err, size_t total)
+    : err_(err),
+      total_(total),
+      shown_(&err == &std::cerr && total >= kProgressFrom && isatty(STDERR_FILENO) == 1) {}
+
+Progress::~Progress() {
+  if (shown_) err_ << "\r\033[K" << std::flush;
+}
+
+void Progress::Step(absl::string_view name) {
+  ++done_;
+  if (!shown_) return;
+  const size_t filled = kBarWidth * std::min(done_, total_) / total_;
+  err_ << "\r\033[K[" << std::string(filled, '#') << std::string(kBarWidth - filled, ' ') << "] "
+       << done_ << '/' << total_ << ' ' << name << std::flush;
+}
+
+}  // namespace embcache::cli

@@ -1,0 +1,250 @@
+// The C++ client of embcached: the whole public API.
+//
+//   auto client = Client::Connect({.role = Role::kWriter});
+//   auto hit = (*client)->Get(key);                  // StatusOr<optional<Lease>>
+//   if (hit.ok() && hit->has_value()) Use((*hit)->tensors(), (*hit)->data(0));
+//
+// The bytes of an entry are never copied by a get: a Lease is a view into memory that the daemon
+// owns and this process has mapped. They neither change nor move until the Lease is destroyed.
+//
+// Threads: Client is thread-safe. A Lease or Reservation may be moved between threads, but is used
+// by one at a time.
+//
+// When the daemon goes away: no call crashes or hangs. Calls fail with UNAVAILABLE at once while
+// the client reconnects by itself in the background; leases and reservations of the lost session
+// stay readable and writable, but valid() turns false: of a lease, the bytes are what they were,
+// and the daemon now running does not know of them.
+//
+// Errors, beyond those that the daemon gives (INVALID_ARGUMENT names a field and its limit,
+// RESOURCE_EXHAUSTED a quota or no room, PERMISSION_DENIED a write by a reader): UNAVAILABLE, no
+// daemon or it is draining; DEADLINE_EXCEEDED, no answer within rpc_timeout; FAILED_PRECONDITION,
+// the object belongs to a lost session, or the process is a fork of the one that connected.
+//
+// fork(): a child must not use the client; its calls fail, and destroying its copies does nothing.
+// Connect after forking. A child that does not exec also keeps the parent's connection open.
+
+#ifndef EMBCACHE_CLIENT_CPP_CLIENT_H_
+#define EMBCACHE_CLIENT_CPP_CLIENT_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/cpp/tensor.h"
+
+namespace embcache::client {
+
+using Bytes = absl::Span<const uint8_t>;
+using MutableBytes = absl::Span<uint8_t>;
+using Metadata = std::map<std::string, std::string>;
+
+// What identifies an entry.
+struct Key {
+  std::string model;         // 1 to 255 bytes
+  std::string content_hash;  // raw, 8 to 64 bytes
+  std::string variant;       // whatever else changes the output; may be empty
+
+  friend bool operator==(const Key&, const Key&) = default;
+};
+
+enum class Tier : uint8_t { kUnknown = 0, kL1 = 1, kL2 = 2, kL3 = 3 };
+absl::string_view TierName(Tier tier);  // "L1"
+
+enum class Role : uint8_t {
+  kReader,  // memory is mapped read-only; Put and Reserve are refused
+  kWriter,
+};
+
+struct ClientOptions {
+  std::string socket_dir;  // empty: DefaultSocketDir()
+  std::string name;        // shown by the daemon; empty: the program's name
+  Role role = Role::kReader;
+  absl::Duration rpc_timeout = absl::Seconds(10);  // of each call, and of connecting
+  bool reconnect = true;
+};
+
+// $EMBCACHE_SOCKET_DIR, else $XDG_RUNTIME_DIR/embcache, else /run/embcache.
+std::string DefaultSocketDir();
+
+struct PutOptions {
+  Metadata metadata;                          // at most 64 KiB
+  uint64_t encode_cost_us = 0;                // what a miss costs; 0: unknown
+  absl::Duration ttl = absl::ZeroDuration();  // zero: none
+};
+
+// What a get expects of an entry; parts left empty are not compared. An entry that differs is
+// removed and answered as a miss.
+struct Expectation {
+  std::string tensor;  // empty: the first one
+  DType dtype = DType::kInvalid;
+  std::vector<int64_t> shape;
+  int64_t rows = 0;  // first dimension
+  uint64_t bytes = 0;
+};
+
+struct GetOptions {
+  std::vector<Expectation> expect;
+};
+
+namespace internal {
+class Connection;
+struct HeldLease;
+struct HeldReservation;
+}  // namespace internal
+
+// The right to read an entry's bytes. Destroying it gives the right back, in the background. Leases
+// should end before their Client; one that outlives it keeps its bytes, but is not valid().
+class Lease {
+ public:
+  explicit Lease(std::unique_ptr<internal::HeldLease> held);  // made by Client
+  Lease(Lease&&) noexcept;
+  Lease& operator=(Lease&&) noexcept;
+  ~Lease();
+
+  const Key& key() const;
+  const std::vector<TensorSpec>& tensors() const;
+  // Bytes of tensors()[index]; empty for an absent tensor, and for device memory (see mapped()).
+  Bytes data(size_t index) const;
+  // Bytes of the tensor called `name`; empty when there is none or it is absent.
+  Bytes Find(absl::string_view name) const;
+  const Metadata& metadata() const;
+  uint64_t encode_cost_us() const;
+  Tier source() const;          // where the get found the entry
+  uint64_t generation() const;  // which put of the key this is
+  uint64_t bytes() const;       // of the entry, with padding between tensors
+  // False when the entry lies in device memory, which this library does not map.
+  bool mapped() const;
+  // Whether the daemon still holds the bytes for this lease; see the head of this file.
+  bool valid() const;
+
+ private:
+  friend class Client;
+  void End();
+  std::unique_ptr<internal::HeldLease> held_;
+};
+
+// Memory to write an entry into. Invisible to others until Commit; destroying it gives it up.
+class Reservation {
+ public:
+  explicit Reservation(std::unique_ptr<internal::HeldReservation> held);  // made by Client
+  Reservation(Reservation&&) noexcept;
+  Reservation& operator=(Reservation&&) noexcept;
+  ~Reservation();
+
+  const std::vector<TensorSpec>& tensors() const;
+  // Where to write tensors()[index]; empty for an absent tensor.
+  MutableBytes tensor(size_t index);
+  bool valid() const;
+
+  // Makes the entry visible. The reservation is over, whatever the answer, except after
+  // DEADLINE_EXCEEDED and UNAVAILABLE, when nobody knows. With `keep_lease` the answer has a lease.
+  absl::StatusOr<std::optional<Lease>> Commit(bool keep_lease = false);
+  absl::Status Abort();
+
+ private:
+  void End();
+  std::unique_ptr<internal::HeldReservation> held_;
+};
+
+enum class MissReason : uint8_t { kNone = 0, kAbsent, kMismatch, kExpired, kDamaged };
+absl::string_view MissReasonName(MissReason reason);  // "absent"
+
+// One answer of GetMany: an error, a hit (lease) or a miss (reason).
+struct GetResult {
+  absl::Status status;
+  std::optional<Lease> lease;
+  MissReason reason = MissReason::kNone;
+};
+
+struct ListOptions {
+  std::string model;            // empty: all
+  std::string hash_hex_prefix;  // empty: all
+  uint32_t page_size = 0;       // 0: the daemon's default
+  std::string page_token;       // of the page before; empty: from the start
+};
+
+struct ListedEntry {
+  Key key;
+  Tier tier = Tier::kUnknown;  // the fastest that has it
+  uint64_t bytes = 0;
+  uint64_t generation = 0;
+  bool on_disk = false;
+  uint32_t pins = 0;
+  int64_t created_unix_ms = 0;  // memory tiers only
+  uint64_t encode_cost_us = 0;  // memory tiers only
+};
+
+struct ListPage {
+  std::vector<ListedEntry> entries;
+  std::string next_page_token;  // empty: the last page. A page may be empty and not the last.
+};
+
+struct StatsOptions {
+  bool per_model = false;
+  bool latencies = false;
+};
+
+class Client {
+ public:
+  // Fails when there is no daemon, or it refuses; only later losses are reconnected in the
+  // background.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
+  // Sends what leases have been given back, and disconnects.
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // nullopt is a miss.
+  absl::StatusOr<std::optional<Lease>> Get(const Key& key, const GetOptions& options = {});
+  // In the order of `keys`, in one call per batch that the daemon allows. One bad key fails alone.
+  absl::StatusOr<std::vector<GetResult>> GetMany(absl::Span<const Key> keys);
+
+  // Copies `data` (one view per tensor, empty for absent ones) into the cache.
+  absl::Status Put(const Key& key, const std::vector<TensorSpec>& tensors,
+                   absl::Span<const Bytes> data, const PutOptions& options = {});
+  // For writing in place.
+  absl::StatusOr<Reservation> Reserve(const Key& key, const std::vector<TensorSpec>& tensors,
+                                      const PutOptions& options = {});
+
+  // The tier that has the key, without counting a hit or a miss; nullopt: none.
+  absl::StatusOr<std::optional<Tier>> Contains(const Key& key);
+  // Whether there was an entry. Leases held on it stay.
+  absl::StatusOr<bool> Delete(const Key& key);
+  // Removes the entry and gives it to the caller; nullopt is a miss.
+  absl::StatusOr<std::optional<Lease>> Pop(const Key& key);
+  // Ends every entry of `model` put before; answers with the model's new epoch.
+  absl::StatusOr<uint64_t> AdvanceEpoch(absl::string_view model);
+  absl::StatusOr<ListPage> List(const ListOptions& options = {});
+  // The daemon's counters as a JSON object, with the field names of StatsResponse in
+  // embcache.proto.
+  absl::StatusOr<std::string> StatsJson(const StatsOptions& options = {});
+
+  // A token (raw bytes) with which other clients of the same daemon, in any process, take leases of
+  // their own on the same entries. Zero ttl: the daemon's default.
+  absl::StatusOr<std::string> Share(absl::Span<const Lease* const> leases,
+                                    absl::Duration ttl = absl::ZeroDuration());
+  absl::StatusOr<std::vector<Lease>> Adopt(absl::string_view token);
+
+  // An empty call. NOT_FOUND when the daemon no longer knows this session.
+  absl::Status Ping();
+  // 16 random bytes of the daemon's run; empty while disconnected.
+  std::string epoch() const;
+  // The daemon has said that it is stopping.
+  bool draining() const;
+
+ private:
+  explicit Client(std::unique_ptr<internal::Connection> connection);
+  std::unique_ptr<internal::Connection> connection_;
+};
+
+}  // namespace embcache::client
+
+#endif  // EMBCACHE_CLIENT_CPP_CLIENT_H_

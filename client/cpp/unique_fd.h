@@ -1,0 +1,34 @@
+// UniqueFd: owns one file descriptor.
+
+#ifndef EMBCACHE_CLIENT_CPP_UNIQUE_FD_H_
+#define EMBCACHE_CLIENT_CPP_UNIQUE_FD_H_
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace embcache::client::internal {
+
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~UniqueFd() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+  int get() const { return fd_; }
+  bool ok() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace embcache::client::internal
+
+#endif  // EMBCACHE_CLIENT_CPP_UNIQUE_FD_H_
