@@ -1,0 +1,83 @@
+// embcache_bench NAME...: runs benchmarks, all of them without a name. Exits with 1 when one falls
+// short of its target, 2 when one could not be run.
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "tests/bench/bench.h"
+
+namespace embcache::bench {
+namespace {
+
+struct Benchmark {
+  absl::string_view name;
+  absl::string_view help;
+  absl::Status (*run)(Report*);
+};
+
+constexpr Benchmark kBenchmarks[] = {
+    {"hit-latency", "a hit of 2 MiB and the end of its lease, against an empty call", HitLatency},
+    {"hit-throughput", "hits a second of 16 threads, against empty calls", HitThroughput},
+    {"redis-2mb", "a hit of 2 MiB, against a GET of the same bytes from Redis", Redis2Mb},
+    {"redis-16mb", "a hit of 16 MiB, against a GET of the same bytes from Redis", Redis16Mb},
+    {"put-16mb", "a put of 16 MiB, against memcpy and two empty calls", Put16Mb},
+    {"put-l3", "a put of 16 MiB with the SSD tier on, against off", PutL3},
+    {"entries", "heap of an entry, and a hit's time, at 100,000 entries", Entries},
+    {"arena", "share of the memory in use when an allocation first finds no room", Arena},
+    {"file-2mb", "a hit of 2 MiB, against reading a file from the page cache", File2Mb},
+};
+
+const Benchmark* Find(absl::string_view name) {
+  for (const Benchmark& benchmark : kBenchmarks) {
+    if (benchmark.name == name) return &benchmark;
+  }
+  return nullptr;
+}
+
+void PrintList(std::ostream& out) {
+  for (const Benchmark& benchmark : kBenchmarks) {
+    out << benchmark.name << std::string(16 - benchmark.name.size(), ' ') << benchmark.help << "\n";
+  }
+}
+
+int Main(const std::vector<std::string>& words) {
+  std::vector<const Benchmark*> chosen;
+  for (const std::string& word : words) {
+    if (word == "--list") {
+      PrintList(std::cout);
+      return 0;
+    }
+    const Benchmark* benchmark = Find(word);
+    if (benchmark == nullptr) {
+      std::cerr << "embcache_bench: no benchmark called " << word << "; there are\n";
+      PrintList(std::cerr);
+      return 64;
+    }
+    chosen.push_back(benchmark);
+  }
+  if (chosen.empty()) {
+    for (const Benchmark& benchmark : kBenchmarks) chosen.push_back(&benchmark);
+  }
+  std::string load;
+  std::getline(std::ifstream("/proc/loadavg") >> std::ws, load);
+  std::cerr << "embcache_bench: load average at the start " << load << "\n";
+  Report report;
+  bool failed = false;
+  for (const Benchmark* benchmark : chosen) {
+    const absl::Status status = benchmark->run(&report);
+    if (status.ok()) continue;
+    std::cerr << "embcache_bench: " << benchmark->name << ": " << status << "\n";
+    failed = true;
+  }
+  if (failed) return 2;
+  return report.all_passed() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace embcache::bench
+
+int main(int argc, char** argv) { return embcache::bench::Main({argv + 1, argv + argc}); }

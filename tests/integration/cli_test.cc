@@ -1,0 +1,211 @@
+// embcachectl against a real daemon, with the sample embeddings.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cli/context.h"
+#include "client/cli/safetensors.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/daemon_process.h"
+
+namespace embcache::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr char kSamples[] = EMBCACHE_TEST_DATA "/embeddings";
+constexpr char kModel[] = "rapidocr/PP-OCRv6_det_small.onnx@3.10.0";
+constexpr char kCoffeeHash[] = "f767cab2be5e62225394bde3f2313b00bd044518046ccefe81b2148afef50c40";
+
+struct Outcome {
+  int exit_code;
+  std::string out;
+  std::string err;
+};
+
+class CliTest : public ::testing::Test {
+ protected:
+  CliTest() : daemon_({"--l3-dir={dir}/l3", "--l3-capacity=256MiB"}) {}
+  void SetUp() override {
+    const absl::Status status = daemon_.Start();
+    ASSERT_TRUE(status.ok()) << status;
+  }
+
+  Outcome Ctl(std::vector<std::string> arguments) const {
+    arguments.push_back("--socket-dir=" + daemon_.socket_dir());
+    std::vector<const char*> argv = {"embcachectl"};
+    for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+    std::ostringstream out, err;
+    const int exit_code = Main(static_cast<int>(argv.size()), argv.data(), out, err);
+    return {exit_code, out.str(), err.str()};
+  }
+  // With --json; the command must succeed and print one object.
+  json CtlJson(std::vector<std::string> arguments) const {
+    arguments.push_back("--json");
+    const Outcome outcome = Ctl(std::move(arguments));
+    EXPECT_EQ(outcome.exit_code, kExitOk) << outcome.err;
+    json parsed = json::parse(outcome.out, nullptr, false);
+    EXPECT_TRUE(parsed.is_object()) << outcome.out;
+    return parsed;
+  }
+  std::vector<std::string> Coffee(const std::string& command) const {
+    return {command,
+            "--model",
+            kModel,
+            "--hash",
+            kCoffeeHash,
+            "--variant",
+            "height=384;width=608;filter=bicubic;channels=BGR;mean=0.5;std=0.5"};
+  }
+
+  testing_support::DaemonProcess daemon_;
+};
+
+TEST_F(CliTest, ExportGivesBackWhatImportStored) {
+  EXPECT_EQ(CtlJson({"import", kSamples}).at("imported"), 7);
+  const std::string out = daemon_.directory() + "/out";
+  EXPECT_EQ(CtlJson({"export", "--out", out}).at("exported"), 7);
+
+  using Contents = std::pair<client::Metadata, std::string>;
+  const auto read_all = [](const std::string& directory) {
+    std::multiset<Contents> all;
+    for (const auto& item : fs::directory_iterator(directory)) {
+      const auto file = SafetensorsFile::Open(item.path().string());
+      EXPECT_TRUE(file.ok()) << file.status();
+      const client::Bytes data = file->all_data();
+      std::string names;
+      for (const auto& tensor : file->tensors()) {
+        names += tensor.name + std::string(client::DTypeName(tensor.dtype));
+        for (int64_t dimension : tensor.shape) names += "," + std::to_string(dimension);
+      }
+      all.insert({file->metadata(), names + std::string(data.begin(), data.end())});
+    }
+    return all;
+  };
+  EXPECT_TRUE(read_all(out) == read_all(kSamples));
+}
+
+TEST_F(CliTest, PutGetContainsRemove) {
+  EXPECT_EQ(Ctl({"put", std::string(kSamples) + "/coffee.safetensors"}).exit_code, kExitOk);
+  const json got = CtlJson(Coffee("get"));
+  EXPECT_EQ(got.at("hit"), true);
+  EXPECT_EQ(got.at("tier"), "L1");
+  EXPECT_EQ(got.at("encode_cost_us"), 47190);
+  EXPECT_EQ(got.at("tensors")[0].at("shape"), json({228, 384}));
+  EXPECT_EQ(got.at("metadata").at("image"), "coffee.png");
+  EXPECT_EQ(got.at("sha256").get<std::string>().size(), 64u);
+  EXPECT_THAT(Ctl(Coffee("get")).out, HasSubstr("hit in L1"));
+  EXPECT_EQ(CtlJson(Coffee("contains")).at("present"), true);
+
+  const std::string file = daemon_.directory() + "/got.safetensors";
+  auto arguments = Coffee("get");
+  arguments.insert(arguments.end(), {"--out", file});
+  EXPECT_EQ(Ctl(arguments).exit_code, kExitOk);
+  EXPECT_TRUE(SafetensorsFile::Open(file).ok());
+
+  EXPECT_EQ(CtlJson(Coffee("rm")).at("removed"), true);
+  for (const char* command : {"get", "contains", "rm"}) {
+    EXPECT_EQ(Ctl(Coffee(command)).exit_code, kExitMiss) << command;
+  }
+}
+
+TEST_F(CliTest, ABadFileFailsAloneAndShowsInTheExitCode) {
+  const std::string bad = daemon_.directory() + "/bad.safetensors";
+  std::ofstream(bad) << "this is no tensor file";
+  const Outcome outcome = Ctl({"import", bad, kSamples, "--json"});
+  EXPECT_EQ(outcome.exit_code, kExitFailed);
+  EXPECT_THAT(outcome.err, HasSubstr("bad.safetensors"));
+  EXPECT_EQ(json::parse(outcome.out).at("imported"), 7);
+}
+
+TEST_F(CliTest, ListsByModelAndPrefix) {
+  ASSERT_EQ(Ctl({"import", kSamples}).exit_code, kExitOk);
+  const auto lines = [](const std::string& text) {
+    return std::count(text.begin(), text.end(), '\n');
+  };
+  EXPECT_EQ(lines(Ctl({"ls", "--json"}).out), 7);
+  EXPECT_EQ(lines(Ctl({"ls", "--json", "--model=none"}).out), 0);
+  const json one = CtlJson({"ls", "--prefix=f767"});
+  EXPECT_EQ(one.at("hash"), kCoffeeHash);
+  EXPECT_EQ(one.at("tier"), "L1");
+  EXPECT_EQ(lines(Ctl({"ls"}).out), 8);
+}
+
+TEST_F(CliTest, StatHasTheCountersAsNumbers) {
+  ASSERT_EQ(Ctl({"import", kSamples}).exit_code, kExitOk);
+  ASSERT_EQ(Ctl(Coffee("get")).exit_code, kExitOk);
+  const json stats = CtlJson({"stat", "--models", "--latencies"});
+  EXPECT_EQ(stats.at("gets"), 1);
+  EXPECT_EQ(stats.at("hits"), 1);
+  EXPECT_EQ(stats.at("saves"), 7);
+  EXPECT_EQ(stats.at("tiers")[0].at("entries"), 7);
+  bool listed = false;
+  for (const json& model : stats.at("models")) listed = listed || model.at("model") == kModel;
+  EXPECT_TRUE(listed);
+  EXPECT_FALSE(stats.at("latencies").empty());
+  const Outcome text = Ctl({"stat", "--models", "--latencies", "--watch=0.01", "--count=2"});
+  EXPECT_EQ(text.exit_code, kExitOk);
+  EXPECT_THAT(text.out, HasSubstr("gets 1, hits 1 (100.0%)"));
+}
+
+TEST_F(CliTest, ClearAndEpochEmptyTheCache) {
+  ASSERT_EQ(Ctl({"import", kSamples}).exit_code, kExitOk);
+  const uint64_t first = CtlJson({"epoch", "--model", kModel}).at("model_epoch");
+  EXPECT_EQ(Ctl(Coffee("get")).exit_code, kExitMiss);
+  ASSERT_EQ(Ctl({"import", kSamples}).exit_code, kExitOk);
+  EXPECT_EQ(Ctl({"clear", "--all"}).exit_code, kExitOk);
+  EXPECT_EQ(Ctl(Coffee("get")).exit_code, kExitMiss);
+  EXPECT_GT(CtlJson({"epoch", "--model", kModel}).at("model_epoch").get<uint64_t>(), first);
+}
+
+TEST_F(CliTest, AdministrationAnswers) {
+  EXPECT_EQ(CtlJson({"flush"}).at("flushed"), true);
+  EXPECT_EQ(CtlJson({"health"}).at("status"), "SERVING");
+  EXPECT_EQ(CtlJson({"log-level", "debug"}).at("previous"), "info");
+  EXPECT_EQ(CtlJson({"log-level", "info"}).at("previous"), "debug");
+  EXPECT_FALSE(CtlJson({"version"}).at("daemon").get<std::string>().empty());
+  auto client = daemon_.Connect(client::Role::kWriter, "somebody");
+  ASSERT_TRUE(client.ok());
+  const json sessions = CtlJson({"sessions"}).at("sessions");
+  ASSERT_EQ(sessions.size(), 1u);
+  EXPECT_EQ(sessions[0].at("name"), "somebody");
+  EXPECT_EQ(sessions[0].at("pid"), getpid());
+  EXPECT_THAT(Ctl({"sessions"}).out, HasSubstr("somebody"));
+}
+
+TEST_F(CliTest, ADrainingDaemonIsReportedAndStillInspectable) {
+  EXPECT_EQ(CtlJson({"drain"}).at("draining"), true);
+  EXPECT_EQ(Ctl({"health"}).exit_code, kExitUnreachable);
+  EXPECT_EQ(Ctl(Coffee("get")).exit_code, kExitUnreachable);
+  EXPECT_EQ(CtlJson({"stat"}).at("draining"), true);
+}
+
+TEST_F(CliTest, BenchPrintsFiguresWithTheirBaselines) {
+  const Outcome outcome = Ctl({"bench", "--seconds=0.1", "--callers=2", "--bytes=64KiB"});
+  ASSERT_EQ(outcome.exit_code, kExitOk) << outcome.err;
+  std::istringstream lines(outcome.out);
+  int figures = 0;
+  for (std::string line; std::getline(lines, line); ++figures) {
+    const json figure = json::parse(line);
+    EXPECT_GT(figure.at("value").get<double>(), 0) << line;
+    EXPECT_GT(figure.at("baseline").get<double>(), 0) << line;
+    EXPECT_GT(figure.at("ratio").get<double>(), 0) << line;
+  }
+  EXPECT_EQ(figures, 5);
+  EXPECT_EQ(Ctl({"ls", "--json"}).out, "");
+}
+
+}  // namespace
+}  // namespace embcache::cli
