@@ -62,6 +62,8 @@ uint64_t CacheService::FillHit(const CallContext& context, ReadHandle handle, Ti
   result->set_source(TierToProto(source));
   result->set_generation(handle.generation());
   EntryToProto(info, result->mutable_entry());
+  // Who has a session looks for speed and knows what it asked for.
+  if (!context.session.has_value()) KeyToProto(info.key, result->mutable_entry()->mutable_key());
   uint64_t inlined = 0;
   if (info.payload_bytes() <= inline_limit) {
     const auto data = host_data_.find(location.segment);
@@ -167,19 +169,22 @@ void CacheService::Pop(const CallContext& context, const v1::PopRequest& request
   if (!status.ok()) return done(std::move(status));
   absl::StatusOr<CacheKey> key = KeyFromProto(request.key());
   if (!key.ok()) return done(InField("key", key.status()));
-  deps_.cache->Pop(*key, [this, context, response, timer = std::move(timer),
-                          done = std::move(done)](absl::StatusOr<LookupResult> found) mutable {
-    if (!found.ok()) return done(found.status());
-    v1::GetResult* result = response->mutable_result();
-    if (found->hit()) {
-      FillHit(context, std::move(found->handle), found->source, /*inline_limit=*/0, result);
-    } else {
-      result->set_verdict(v1::GetResult::MISS);
-      result->set_reason(MissReasonToProto(found->reason));
-    }
-    timer.Stop();
-    done(absl::OkStatus());
-  });
+  deps_.cache->Pop(
+      *key,
+      [this, context, result = response->mutable_result()](LookupResult found) {
+        if (found.hit()) {
+          FillHit(context, std::move(found.handle), found.source, /*inline_limit=*/0, result);
+        } else {
+          result->set_verdict(v1::GetResult::MISS);
+          result->set_reason(MissReasonToProto(found.reason));
+        }
+        // Over its quota the session gets an error, and the entry stays.
+        return result->verdict() == v1::GetResult::HIT;
+      },
+      [timer = std::move(timer), done = std::move(done)](absl::Status status) mutable {
+        timer.Stop();
+        done(std::move(status));
+      });
 }
 
 void CacheService::Contains(const CallContext& context, const v1::ContainsRequest& request,

@@ -74,6 +74,7 @@ void CacheService::Adopt(const CallContext& context, const v1::AdoptRequest& req
     result->set_generation(lease.generation);
     result->set_lease(lease.id);
     EntryToProto(*lease.info, result->mutable_entry());
+    KeyToProto(lease.info->key, result->mutable_entry()->mutable_key());
     LocationToProto(lease.location, result->mutable_location());
   }
   done(absl::OkStatus());

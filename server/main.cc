@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/config.h"
 #include "server/daemon.h"
@@ -35,6 +36,12 @@ constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 void TuneMalloc() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
+}
+
+// Debian's Abseil looks for lock cycles at every lock, which costs about as much as the index. The
+// order of our locks is checked by tests under ThreadSanitizer instead.
+void SkipDeadlockDetection() {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 }
 
 // Two descriptors a session, more for L3's files: the usual soft limit of 1024 is too little.
@@ -93,6 +100,7 @@ int Run(const Strings& arguments, const Strings& environment) {
   const Config& config = outcome.config;
   InitLogging(config.log_format, config.log_level);
   TuneMalloc();
+  SkipDeadlockDetection();
   RaiseDescriptorLimit();
   const sigset_t signals = BlockSignals();
 

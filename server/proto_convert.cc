@@ -231,7 +231,6 @@ void TensorsToProto(const TensorLayout& layout, RepeatedPtrField<v1::Tensor>* to
 }
 
 void EntryToProto(const EntryInfo& info, v1::Entry* to) {
-  KeyToProto(info.key, to->mutable_key());
   TensorsToProto(info.layout, to->mutable_tensors());
   for (const auto& [name, value] : info.metadata) (*to->mutable_metadata())[name] = value;
   to->set_encode_cost_us(info.encode_cost_us);

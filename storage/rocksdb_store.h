@@ -74,8 +74,9 @@ inline constexpr uint64_t kMinStoreBytes = uint64_t{16} << 20;
 
 class RocksDbStore final : public PersistentStore {
  public:
-  // INVALID_ARGUMENT: impossible options. FAILED_PRECONDITION: the directory is in use (the message
-  // names the process), has an unknown version, or is no store; nothing in it is touched then.
+  // INVALID_ARGUMENT: impossible options. ALREADY_EXISTS: the directory is in use (the message
+  // names the process). FAILED_PRECONDITION: it has an unknown version, or is no store. Nothing in
+  // it is touched then.
   static absl::StatusOr<std::unique_ptr<RocksDbStore>> Open(const RocksDbStoreOptions& options);
   // Seals what is pending. No other call may be in progress.
   ~RocksDbStore() override;

@@ -41,7 +41,7 @@ absl::StatusOr<int> TakeLock(const std::string& path) {
   if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("flock ", path));
     const absl::StatusOr<std::string> owner = ReadWholeFile(path);
-    return absl::FailedPreconditionError(
+    return absl::AlreadyExistsError(
         absl::StrCat(path, ": in use by process ",
                      owner.ok() && !owner->empty() ? absl::StripSuffix(*owner, "\n") : "unknown"));
   }

@@ -403,15 +403,16 @@ void TieredCache::Delete(const CacheKey& key, absl::AnyInvocable<void(absl::Stat
   after.Run();
 }
 
-void TieredCache::Pop(const CacheKey& key, LookupCallback done) {
+void TieredCache::Pop(const CacheKey& key, absl::AnyInvocable<bool(LookupResult)> take,
+                      StatusCallback done) {
   LookupWaiter waiter;
   waiter.counted = false;
-  waiter.done = [this, key, done = std::move(done)](absl::StatusOr<LookupResult> found) mutable {
-    if (!found.ok() || !found->hit()) return done(std::move(found));
-    Delete(key, [found = *std::move(found),
-                 done = std::move(done)](absl::StatusOr<bool> deleted) mutable {
-      if (!deleted.ok()) return done(deleted.status());
-      done(std::move(found));
+  waiter.done = [this, key, take = std::move(take),
+                 done = std::move(done)](absl::StatusOr<LookupResult> found) mutable {
+    if (!found.ok()) return done(found.status());
+    if (!take(*std::move(found))) return done(absl::OkStatus());
+    Delete(key, [done = std::move(done)](absl::StatusOr<bool> deleted) mutable {
+      done(deleted.status());
     });
   };
   LookupWith(key, std::move(waiter));

@@ -169,8 +169,10 @@ class TieredCache {
   // Removes `key` from every tier. The answer (did it exist?) comes when the removal is durable.
   void Delete(const CacheKey& key, absl::AnyInvocable<void(absl::StatusOr<bool>)> done);
 
-  // Takes the entry out: pins it like Lookup, removes it like Delete. Counts no hit and no miss.
-  void Pop(const CacheKey& key, LookupCallback done);
+  // Takes the entry out: finds and pins it like Lookup, but counts no hit and no miss, and gives it
+  // (or a miss) to `take`. If that returns true the key is removed like Delete; `done` is called
+  // when the removal is durable, or at once with OK.
+  void Pop(const CacheKey& key, absl::AnyInvocable<bool(LookupResult)> take, StatusCallback done);
 
   // Makes every entry of `model` unreachable and every reservation of it uncommittable, at once;
   // answers with the new epoch when that is durable.

@@ -24,8 +24,7 @@ int RunPut(const Context& context, const PutArguments& arguments) {
     *context.err << "embcachectl: --hash names one entry; give one file with it\n";
     return kExitUsage;
   }
-  auto client = context.Connect(client::Role::kWriter);
-  if (!client.ok()) return context.Fail(client.status());
+  std::unique_ptr<client::Client> client;
   for (const std::string& path : arguments.files) {
     absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
     if (!file.ok()) return context.Fail(file.status());
@@ -35,7 +34,12 @@ int RunPut(const Context& context, const PutArguments& arguments) {
           absl::InvalidArgumentError(absl::StrCat(path, ": ", entry.status().message())));
     }
     entry->options.ttl = absl::Seconds(arguments.ttl_s);
-    absl::Status status = (*client)->Put(entry->key, entry->tensors, entry->data, entry->options);
+    if (client == nullptr) {
+      auto connected = context.Connect(client::Role::kWriter);
+      if (!connected.ok()) return context.Fail(connected.status());
+      client = *std::move(connected);
+    }
+    absl::Status status = client->Put(entry->key, entry->tensors, entry->data, entry->options);
     if (!status.ok()) return context.Fail(status);
     Json json = KeyJson(entry->key);
     if (context.json) {

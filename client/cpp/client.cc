@@ -12,6 +12,7 @@
 #include "client/cpp/message_json.h"
 #include "client/cpp/releaser.h"
 #include "client/cpp/session.h"
+#include "google/protobuf/arena.h"
 
 namespace embcache::client {
 namespace {
@@ -24,10 +25,11 @@ using Stub = v1::Cache::Stub;
 
 // A hit becomes a lease, a miss nullopt.
 absl::StatusOr<std::optional<Lease>> ToLease(const std::shared_ptr<Session>& session,
-                                             const v1::GetResult& result, absl::Time asked) {
+                                             const Key& key, const v1::GetResult& result,
+                                             absl::Time asked) {
   switch (result.verdict()) {
     case v1::GetResult::HIT: {
-      absl::StatusOr<Lease> lease = internal::MakeLease(session, result, asked);
+      absl::StatusOr<Lease> lease = internal::MakeLease(session, key, result, asked);
       if (!lease.ok()) return lease.status();
       return std::optional<Lease>(*std::move(lease));
     }
@@ -114,48 +116,80 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 absl::StatusOr<std::optional<Lease>> Client::Get(const Key& key, const GetOptions& options) {
   auto session = connection_->session();
   if (!session.ok()) return session.status();
-  v1::GetRequest request;
-  v1::GetItem* item = request.add_items();
+  // The messages of a hit fit the block: no allocations but those of the lease.
+  char block[2048];
+  google::protobuf::Arena arena(block, sizeof(block));
+  auto* request = google::protobuf::Arena::CreateMessage<v1::GetRequest>(&arena);
+  v1::GetItem* item = request->add_items();
   ToProto(key, item->mutable_key());
   for (const Expectation& expectation : options.expect) {
     ToProto(expectation, item->add_expect());
   }
   return WithRoom(**session, [&]() -> absl::StatusOr<std::optional<Lease>> {
-    v1::GetResponse response;
+    auto* response = google::protobuf::Arena::CreateMessage<v1::GetResponse>(&arena);
     const absl::Time asked = absl::Now();
-    absl::Status status = (*session)->Call(&Stub::Get, request, &response);
+    absl::Status status = (*session)->Call(&Stub::Get, *request, response);
     if (!status.ok()) return status;
-    if (response.results_size() != 1) return WrongCount("Get", response.results_size(), 1);
-    return ToLease(*session, response.results(0), asked);
+    if (response->results_size() != 1) return WrongCount("Get", response->results_size(), 1);
+    return ToLease(*session, key, response->results(0), asked);
   });
 }
+
+namespace {
+
+// Gets the keys at `wanted` and puts the answers into the same places of `results`.
+absl::Status GetBatch(const std::shared_ptr<Session>& session, absl::Span<const Key> keys,
+                      absl::Span<const size_t> wanted, std::vector<GetResult>* results) {
+  v1::GetRequest request;
+  for (size_t i : wanted) ToProto(keys[i], request.add_items()->mutable_key());
+  v1::GetResponse response;
+  const absl::Time asked = absl::Now();
+  absl::Status status = session->Call(&Stub::Get, request, &response);
+  if (!status.ok()) return status;
+  if (static_cast<size_t>(response.results_size()) != wanted.size()) {
+    return WrongCount("Get", response.results_size(), wanted.size());
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const v1::GetResult& got = response.results(static_cast<int>(i));
+    GetResult result;
+    auto lease = ToLease(session, keys[wanted[i]], got, asked);
+    result.status = lease.status();
+    if (lease.ok()) result.lease = *std::move(lease);
+    if (result.status.ok() && !result.lease.has_value()) result.reason = FromProto(got.reason());
+    (*results)[wanted[i]] = std::move(result);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<std::vector<GetResult>> Client::GetMany(absl::Span<const Key> keys) {
   auto session = connection_->session();
   if (!session.ok()) return session.status();
-  const size_t max_batch = (*session)->limits().max_batch();
-  std::vector<GetResult> results;
-  results.reserve(keys.size());
-  while (!keys.empty()) {
-    const auto batch = keys.subspan(0, max_batch == 0 ? keys.size() : max_batch);
-    keys.remove_prefix(batch.size());
-    v1::GetRequest request;
-    for (const Key& key : batch) ToProto(key, request.add_items()->mutable_key());
-    v1::GetResponse response;
-    const absl::Time asked = absl::Now();
-    absl::Status status = (*session)->Call(&Stub::Get, request, &response);
+  const size_t limit = (*session)->limits().max_batch();
+  const size_t max_batch = limit == 0 ? keys.size() : limit;
+  std::vector<GetResult> results(keys.size());
+  std::vector<size_t> wanted;
+  const auto send = [&] {
+    absl::Status status = GetBatch(*session, keys, wanted, &results);
+    wanted.clear();
+    return status;
+  };
+  for (size_t i = 0; i < keys.size(); ++i) {
+    wanted.push_back(i);
+    if (wanted.size() < max_batch && i + 1 < keys.size()) continue;
+    absl::Status status = send();
     if (!status.ok()) return status;
-    if (static_cast<size_t>(response.results_size()) != batch.size()) {
-      return WrongCount("Get", response.results_size(), batch.size());
+  }
+  // Those that ran into the quota once more, as with a single Get (see WithRoom).
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (absl::IsResourceExhausted(results[i].status) && wanted.size() < max_batch) {
+      wanted.push_back(i);
     }
-    for (const v1::GetResult& got : response.results()) {
-      GetResult& result = results.emplace_back();
-      auto lease = ToLease(*session, got, asked);
-      result.status = lease.status();
-      if (!lease.ok()) continue;
-      result.lease = *std::move(lease);
-      if (!result.lease.has_value()) result.reason = FromProto(got.reason());
-    }
+  }
+  if (!wanted.empty() && (*session)->releaser().Flush()) {
+    absl::Status status = send();
+    if (!status.ok()) return status;
   }
   return results;
 }
@@ -251,7 +285,7 @@ absl::StatusOr<std::optional<Lease>> Client::Pop(const Key& key) {
   const absl::Time asked = absl::Now();
   absl::Status status = (*session)->Call(&Stub::Pop, request, &response);
   if (!status.ok()) return status;
-  return ToLease(*session, response.result(), asked);
+  return ToLease(*session, key, response.result(), asked);
 }
 
 absl::StatusOr<uint64_t> Client::AdvanceEpoch(absl::string_view model) {
@@ -323,7 +357,8 @@ absl::StatusOr<std::vector<Lease>> Client::Adopt(absl::string_view token) {
   if (!status.ok()) return status;
   std::vector<Lease> leases;
   for (const v1::GetResult& result : response.results()) {
-    absl::StatusOr<Lease> lease = internal::MakeLease(*session, result, asked);
+    absl::StatusOr<Lease> lease =
+        internal::MakeLease(*session, FromProto(result.entry().key()), result, asked);
     if (!lease.ok()) return lease.status();
     leases.push_back(*std::move(lease));
   }

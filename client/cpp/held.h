@@ -37,7 +37,7 @@ struct HeldReservation : Held {};
 
 // Makes a lease of a HIT. `asked` is when the call was sent, from which the daemon's limit on a
 // lease's life is counted. UNAVAILABLE when the session was lost meanwhile.
-absl::StatusOr<Lease> MakeLease(const std::shared_ptr<Session>& session,
+absl::StatusOr<Lease> MakeLease(const std::shared_ptr<Session>& session, Key key,
                                 const embcache::v1::GetResult& hit, absl::Time asked);
 
 absl::StatusOr<Reservation> MakeReservation(const std::shared_ptr<Session>& session,

@@ -56,11 +56,11 @@ bool IsValid(const Held& held) {
 
 }  // namespace
 
-absl::StatusOr<Lease> MakeLease(const std::shared_ptr<Session>& session, const v1::GetResult& hit,
-                                absl::Time asked) {
+absl::StatusOr<Lease> MakeLease(const std::shared_ptr<Session>& session, Key key,
+                                const v1::GetResult& hit, absl::Time asked) {
   auto held = std::make_unique<HeldLease>();
   held->id = hit.lease();
-  held->key = FromProto(hit.entry().key());
+  held->key = std::move(key);
   held->tensors.reserve(hit.entry().tensors_size());
   for (const v1::Tensor& tensor : hit.entry().tensors()) held->tensors.push_back(FromProto(tensor));
   for (const auto& [name, value] : hit.entry().metadata()) held->metadata[name] = value;

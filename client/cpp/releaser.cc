@@ -15,13 +15,13 @@ namespace {
 
 namespace v1 = embcache::v1;
 
-constexpr size_t kBatch = 64;
+constexpr size_t kBatch = 256;
 constexpr size_t kMaxQueue = 4096;
-constexpr absl::Duration kMaxDelay = absl::Milliseconds(2);
+constexpr absl::Duration kMaxDelay = absl::Milliseconds(10);
 // Of the session's quota: with this share in the queue it is sent without delay, ...
-constexpr uint64_t kUrgentShare = 16;
+constexpr uint64_t kUrgentShare = 4;
 // ... and with this one by whoever ends the next lease, so that they cannot outrun the thread.
-constexpr uint64_t kFullShare = 4;
+constexpr uint64_t kFullShare = 2;
 constexpr absl::Duration kMaxFlushWait = absl::Seconds(1);
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(100);
 

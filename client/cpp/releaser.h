@@ -1,7 +1,7 @@
 // Releaser: gives leases back in batches, on one background thread. Internal to the client.
 //
 // A lease's end costs its owner a push into a queue; the thread sends up to 64 ids at a time, at
-// the latest 2 ms after the first, and sooner when they pin much of the session's quota. The queue
+// the latest 10 ms after the first, and sooner when they pin much of the session's quota. The queue
 // is bounded: whoever finds it full sends what is in it.
 // Thread-safe.
 
