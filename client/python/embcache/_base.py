@@ -1,0 +1,276 @@
+"""What the blocking client and the asyncio client share: the connection, and what becomes of
+failures. Internal."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import grpc
+import numpy as np
+
+from embcache._connection import Connection
+from embcache._operations import Reserved, Specs, commit, put_item
+from embcache._session import Options, Session
+from embcache.dtypes import DType
+from embcache.errors import CacheError, InvalidArgument
+from embcache.hit import Counters, Hit
+from embcache.keys import Key
+from embcache.tensors import TensorSpec, TensorView, source_of
+from embcache.v1 import embcache_pb2 as pb
+
+Role = Literal["reader", "writer"]
+
+_log = logging.getLogger("embcache")
+
+# The caller's own mistakes are raised, strict or not.
+_ALWAYS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def default_socket_dir() -> str:
+    """$EMBCACHE_SOCKET_DIR, else $XDG_RUNTIME_DIR/embcache, else /run/embcache."""
+    given = os.environ.get("EMBCACHE_SOCKET_DIR")
+    if given:
+        return given
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return f"{runtime}/embcache" if runtime else "/run/embcache"
+
+
+def _directory(address: str | os.PathLike[str] | None) -> str:
+    if address is None:
+        return default_socket_dir()
+    path = os.fspath(address)
+    return os.path.abspath(path[len("unix:") :] if path.startswith("unix:") else path)
+
+
+class Base:
+    def __init__(
+        self,
+        address: str | os.PathLike[str] | None = None,
+        *,
+        name: str = "",
+        role: Role = "writer",
+        timeout: float = 5.0,
+        strict: bool = False,
+    ) -> None:
+        if role not in ("reader", "writer"):
+            raise ValueError(f"role: {role!r}; must be 'reader' or 'writer'")
+        self.strict = strict
+        self._lock = threading.Lock()
+        _clients.add(self)
+        self._counts = {field.name: 0 for field in dataclasses.fields(Counters)}
+        self._warned: set[grpc.StatusCode] = set()
+        options = Options(
+            _directory(address),
+            name or os.path.basename(sys.argv[0]) or "python",
+            role == "writer",
+            timeout,
+        )
+        # The connection's thread must not keep the client alive.
+        this = weakref.ref(self)
+
+        def on_session() -> None:
+            client = this()
+            if client is not None:
+                client._connected_again()
+
+        self._connection = Connection(options, strict, on_session)
+        self._finalizer = weakref.finalize(self, self._connection.close)
+        self._finalizer.atexit = False  # the connections see to that themselves
+        if not self.connected:
+            self._warn(grpc.StatusCode.UNAVAILABLE, self._connection.reason)
+
+    # --- State ----------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        try:
+            self._connection.session()
+        except CacheError:
+            return False
+        return True
+
+    @property
+    def epoch(self) -> bytes:
+        """16 random bytes of the daemon's run; empty while disconnected."""
+        try:
+            return self._connection.session().epoch
+        except CacheError:
+            return b""
+
+    @property
+    def draining(self) -> bool:
+        """The daemon has said that it is stopping."""
+        return self._connection.draining
+
+    @property
+    def counters(self) -> Counters:
+        with self._lock:
+            return Counters(**self._counts)
+
+    # --- Outcomes -------------------------------------------------------------------------------
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, count in more.items():
+                self._counts[name] += count
+
+    def _connected_again(self) -> None:
+        self._count(connections=1)
+        with self._lock:
+            warned, self._warned = self._warned, set()
+        if warned:
+            _log.info("embcache: connected to the daemon at %s", self._connection.options.directory)
+
+    def _warn(self, code: grpc.StatusCode, message: str) -> None:
+        """Once for each kind of failure and connection."""
+        with self._lock:
+            if code in self._warned or self._connection.exiting:
+                return
+            self._warned.add(code)
+        _log.warning("embcache: %s; gets are misses and puts do nothing while this lasts", message)
+
+    def _failed(self, error: CacheError, **counts: int) -> None:
+        """A call in the serving path failed: raises if strict, else warns once and counts."""
+        if self.strict or error.code in _ALWAYS:
+            raise error
+        self._warn(error.code, str(error))
+        self._count(errors=1, **counts)
+
+    def _count_get(self, hit: Hit | None) -> Hit | None:
+        self._count(hits=1) if hit is not None else self._count(misses=1)
+        return hit
+
+    def _read_many(self, results: Sequence[Hit | CacheError | None]) -> list[Hit | None]:
+        """Counts, and answers errors as misses unless strict."""
+        out: list[Hit | None] = []
+        for result in results:
+            if isinstance(result, CacheError):
+                self._failed(result, misses=1)
+                out.append(None)
+            else:
+                out.append(self._count_get(result))
+        return out
+
+    # --- Puts -----------------------------------------------------------------------------------
+
+    def _check_size(self, session: Session, item: pb.PutItem) -> None:
+        """An entry larger than the daemon takes is no mistake of the caller's: it is not stored."""
+        nbytes = sum(tensor.bytes for tensor in item.tensors)
+        most = session.limits.max_entry_bytes
+        if most and nbytes > most:
+            raise CacheError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"an entry of {nbytes} bytes; the daemon takes at most {most}",
+            )
+
+    @staticmethod
+    def _sources(
+        tensors: Any,
+    ) -> dict[str, tuple[TensorSpec, np.ndarray[Any, Any]] | None]:
+        if not isinstance(tensors, Mapping):
+            tensors = {"data": tensors}
+        sources: dict[str, tuple[TensorSpec, np.ndarray[Any, Any]] | None] = {}
+        for name, value in tensors.items():
+            try:
+                sources[name] = None if value is None else source_of(value)
+            except (BufferError, RuntimeError, TypeError, ValueError) as error:
+                raise InvalidArgument(f"tensors[{name!r}]: {error}") from error
+        return sources
+
+    @staticmethod
+    def _item(
+        key: Key,
+        specs: Specs,
+        metadata: Mapping[str, bytes | str] | None,
+        encode_cost: float,
+        ttl: float | None,
+    ) -> pb.PutItem:
+        return put_item(key, specs, metadata, encode_cost, ttl)
+
+
+_clients: weakref.WeakSet[Base] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    # Another thread of the parent may have held it.
+    for client in _clients:
+        client._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+
+
+def scratch(specs: Specs) -> dict[str, TensorView | None]:
+    """Memory of our own to write to when the daemon gives none."""
+    tensors: dict[str, TensorView | None] = {}
+    for name, spec in specs.items():
+        if spec is None:
+            tensors[name] = None
+        else:
+            memory = np.empty(spec.nbytes, np.uint8)
+            tensors[name] = TensorView(spec, memory, memory.ctypes.data, False)
+    return tensors
+
+
+class BaseReservation:
+    """Memory to write an entry into, invisible to others until the commit.
+
+    Without a daemon it is memory of this process, and the commit does nothing: `stored` says
+    afterwards whether there is an entry. After the end nothing may be written any more; memory that
+    views still show is not given to anybody else before they are gone.
+    """
+
+    def __init__(self, client: Base, reserved: Reserved | None, item: pb.PutItem) -> None:
+        self.stored = False
+        self._client = client
+        self._item = item
+        self._over = False
+        self._pin = reserved.pin if reserved is not None else None
+        self.tensors: Mapping[str, TensorView | None] = (
+            reserved.tensors
+            if reserved is not None
+            else scratch(
+                {
+                    tensor.name: None
+                    if tensor.absent
+                    else TensorSpec(DType(tensor.dtype), tensor.shape)
+                    for tensor in item.tensors
+                }
+            )
+        )
+
+    def __getitem__(self, name: str) -> TensorView:
+        """Where to write the tensor `name`; KeyError when it is absent or the reservation over."""
+        view = self.tensors[name]
+        if view is None:
+            raise KeyError(f"{name} is absent")
+        return view
+
+    def _end(self) -> None:
+        if self._over:
+            raise CacheError(grpc.StatusCode.FAILED_PRECONDITION, "the reservation is already over")
+        self._over = True
+        self.tensors = {}
+
+    def _commit(self) -> Any:
+        assert self._pin is not None
+        # With a lease: it lasts as long as views of the memory do, mostly not at all.
+        return commit(self._pin, keep_lease=True)
+
+    def _committed(self) -> bool:
+        self.stored = True
+        self._pin = None
+        self._client._count(puts=1)
+        return True
+
+    def _not_committed(self, error: CacheError) -> bool:
+        self._pin = None
+        self._client._failed(error, failed_puts=1)
+        return False

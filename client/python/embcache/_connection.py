@@ -1,0 +1,215 @@
+"""Connection: keeps a client connected. Internal.
+
+It owns the current session and the thread that watches the control socket, reconnects, and
+acknowledges lost sessions once nothing of theirs is in use. Its threads outlive the client for as
+long as views of its entries are held, so that these are given back one by one. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+
+import grpc
+
+from embcache._releaser import Releaser
+from embcache._session import Options, Session
+from embcache.errors import CacheError, Unavailable
+from embcache.v1 import control_pb2
+
+_FIRST_BACK_OFF = 0.01
+_MAX_BACK_OFF = 1.0
+_LOST_CHECK = 0.1  # seconds between looks at lost sessions, and at what a closed client still holds
+
+
+class Connection:
+    def __init__(self, options: Options, strict: bool, on_session: Callable[[], None]) -> None:
+        """Tries to connect once. When that fails: raises if `strict`, else goes on trying."""
+        self.options = options
+        self.draining = False
+        self._reason = ""  # why there is no session
+        self._stop_event = -1
+        self._on_session = on_session
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._lost: list[Session] = []  # of the watching thread alone
+        self._closing = False
+        self.exiting = False
+        self._releaser = Releaser()
+        try:
+            self._session = Session(options, self._releaser)
+        except CacheError as error:
+            self._reason = error.message
+            if strict:
+                self._releaser.stop()
+                raise
+        self._stop_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._watch, name="emb-control", daemon=True)
+        self._thread.start()
+        _connections.add(self)
+
+    def __del__(self) -> None:
+        if self._stop_event >= 0:
+            os.close(self._stop_event)
+
+    def session(self) -> Session:
+        """Raises Unavailable at once while there is none."""
+        if not self.in_own_process:
+            raise CacheError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "the client was connected before a fork; make one in each process",
+            )
+        if self._closing:
+            raise Unavailable("the client is closed")
+        with self._lock:
+            session, reason = self._session, self._reason
+        if session is None:
+            raise Unavailable(reason or f"the daemon at {self.options.directory} went away")
+        return session
+
+    @property
+    def reason(self) -> str:
+        """Why there is no session."""
+        with self._lock:
+            return self._reason
+
+    @property
+    def in_own_process(self) -> bool:
+        return os.getpid() == self._pid
+
+    def close(self) -> None:
+        """No new calls; ends when nothing is held any more. Waits for nothing, takes no lock."""
+        if self.in_own_process:
+            self._closing = True
+            os.eventfd_write(self._stop_event, 1)
+
+    def exit(self) -> None:
+        """The process is about to end: so do the threads, whatever is held."""
+        self.exiting = True
+        self.close()
+        self.join(1.0)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self._releaser.join(timeout)
+
+    def holds_nothing(self) -> bool:
+        with self._lock:
+            return self._session is None or not self._session.held
+
+    # --- The watching thread --------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        current = self._session
+        while not self._finished(current):
+            if current is None:
+                current = self._reconnect()
+            elif not self._wait_for_end(current):
+                break
+            else:
+                self._lose(current)
+                current = None
+        self._releaser.stop()
+        with self._lock:
+            self._session = None
+
+    def _finished(self, current: Session | None) -> bool:
+        return self._closing and (self.exiting or current is None or not current.held)
+
+    def _wait_for_end(self, session: Session) -> bool:
+        """Until the session ends (True) or the client is finished with it (False)."""
+        poll = select.poll()
+        poll.register(session.control.fileno(), select.POLLIN)
+        poll.register(self._stop_event, select.POLLIN)
+        while not self._finished(session):
+            timeout = _LOST_CHECK * 1000 if self._lost or self._closing else None
+            for descriptor, _ in poll.poll(timeout):
+                if descriptor == self._stop_event:
+                    os.eventfd_read(self._stop_event)
+                elif not self._handle_packet(session):
+                    return True
+            self._acknowledge_lost(session)
+        return False
+
+    def _handle_packet(self, session: Session) -> bool:
+        """Takes one packet off the control socket. False: the connection is over."""
+        try:
+            data = session.control.recv(4096, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        try:
+            packet = control_pb2.ServerPacket.FromString(data)
+        except Exception:
+            return False
+        if packet.HasField("draining"):
+            self.draining = True
+        return True
+
+    def _lose(self, session: Session) -> None:
+        session.connected = False
+        with self._lock:
+            self._session = None
+            self._reason = ""
+        self.draining = False
+        self._lost.append(session)
+
+    def _reconnect(self) -> Session | None:
+        """Until there is a session again; None when the client ends."""
+        back_off = _FIRST_BACK_OFF
+        while not self._wait_for_stop(back_off):
+            idle = next((lost for lost in self._lost if not lost.held), None)
+            try:
+                session = Session(self.options, self._releaser, idle.token if idle else b"")
+            except CacheError as error:
+                with self._lock:
+                    self._reason = error.message
+                back_off = min(back_off * 2, _MAX_BACK_OFF)
+                continue
+            if idle is not None:
+                self._lost.remove(idle)
+            with self._lock:
+                self._session = session
+            self._on_session()
+            return session
+        return None
+
+    def _acknowledge_lost(self, current: Session) -> None:
+        """Tells the daemon of `current` about lost sessions of the same daemon that nothing
+        uses."""
+        still_lost: list[Session] = []
+        for lost in self._lost:
+            if lost.epoch != current.epoch:
+                continue  # the next daemon knows nothing of the sessions of the one before
+            if lost.held:
+                still_lost.append(lost)
+                continue
+            try:  # a session that exists only to say so, and ends at once
+                Session(self.options, self._releaser, lost.token)
+            except CacheError:
+                still_lost.append(lost)
+        self._lost = still_lost
+
+    def _wait_for_stop(self, at_most: float) -> bool:
+        ready, _, _ = select.select([self._stop_event], [], [], at_most)
+        return bool(ready)
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+@atexit.register
+def _exit() -> None:
+    for connection in list(_connections):
+        if connection.in_own_process:
+            connection.exit()

@@ -1,0 +1,291 @@
+"""Session: one connection to the daemon: the control socket, the segments mapped from it, and the
+gRPC channel of the same daemon. Internal.
+
+Shared by the Connection and by every pin taken through it, so that the mappings live as long as
+anybody may look at them. When the last reference goes, the daemon is told Goodbye and the memory is
+unmapped. A session belongs to one run of the daemon: bytes of a dead one are never taken for those
+of the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+import socket
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+
+from embcache.errors import CacheError, Unavailable, error_of_number, make_error
+from embcache.v1 import control_pb2, embcache_pb2
+
+if TYPE_CHECKING:
+    from embcache._releaser import Releaser
+
+_PROTOCOL_VERSION = 1
+_MAX_PACKET = 64 << 10
+_MAX_DESCRIPTORS = 64
+_MAX_NAME = 64
+
+_METHODS = (
+    "Get Reserve Commit Abort Release Share Adopt Contains Delete Pop AdvanceEpoch List Stats Ping"
+).split()
+
+# As the C++ client has them: what a call to a neighbour process does not need costs a third of its
+# time, and a new session must not wait out the back-off of the one before.
+CHANNEL_OPTIONS = [
+    ("grpc.minimal_stack", 1),
+    ("grpc.enable_deadline_checking", 1),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 10000),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    directory: str
+    name: str
+    writer: bool
+    timeout: float
+
+
+def internal_error(message: str) -> CacheError:
+    return CacheError(grpc.StatusCode.INTERNAL, message)
+
+
+def channel_target(directory: str) -> str:
+    return f"unix:{directory}/embcached.sock"
+
+
+def make_stubs(channel: Any) -> dict[str, Any]:
+    """Callables by method name, of a channel of grpc or grpc.aio."""
+    return {
+        method: channel.unary_unary(
+            f"/embcache.v1.Cache/{method}",
+            request_serializer=getattr(embcache_pb2, method + "Request").SerializeToString,
+            response_deserializer=getattr(embcache_pb2, method + "Response").FromString,
+        )
+        for method in _METHODS
+    }
+
+
+def rpc_error(error: Any) -> CacheError:
+    return make_error(error.code(), error.details() or "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A mapped segment; `memory` keeps it mapped. `address` is 0 for device memory."""
+
+    generation: int
+    nbytes: int
+    address: int
+    memory: mmap.mmap | None
+
+
+class Session:
+    """Opening one connects, or raises CacheError. Thread-safe."""
+
+    def __init__(self, options: Options, releaser: Releaser, acknowledges: bytes = b"") -> None:
+        self.options = options
+        self.releaser = releaser
+        self.pid = os.getpid()
+        self.connected = True
+        # What is pinned through this session. Added to and taken from in single steps, which a
+        # finalizer may do in the middle of anything.
+        self.held: set[tuple[str, int]] = set()
+        self._segments: dict[int, Segment] = {}
+        self._welcomed = False
+        self.control = self._connect()
+        _sessions.add(self)
+        try:
+            self._hello(acknowledges)
+            self.channel = grpc.insecure_channel(
+                channel_target(options.directory), options=CHANNEL_OPTIONS
+            )
+            self._stubs = make_stubs(self.channel)
+            self.call("Ping", embcache_pb2.PingRequest())  # both sockets are the same daemon's
+        except BaseException:
+            self._goodbye()
+            raise
+
+    def __del__(self) -> None:
+        if getattr(self, "control", None) is not None and os.getpid() == self.pid:
+            self._goodbye()
+
+    # --- Calls ----------------------------------------------------------------------------------
+
+    def call(self, method: str, request: Any) -> Any:
+        """One unary call with the session's token and deadline."""
+        try:
+            return self._stubs[method](
+                request, timeout=self.options.timeout, metadata=self.metadata
+            )
+        except grpc.RpcError as error:
+            raise rpc_error(error) from None
+
+    # --- Pins -----------------------------------------------------------------------------------
+
+    def take_hold(self, hold: tuple[str, int]) -> bool:
+        """False once the session is lost, so that after that an empty set stays empty and the
+        daemon may be told that nothing is touched any more."""
+        self.held.add(hold)
+        if self.connected:
+            return True
+        self.held.discard(hold)
+        return False
+
+    def resolve(self, location: embcache_pb2.Location) -> int:
+        """The address of a location; 0 when it is in device memory."""
+        segment = self._segments.get(location.segment)
+        if segment is None or segment.generation != location.segment_generation:
+            raise internal_error(
+                f"location: segment {location.segment} generation {location.segment_generation} "
+                "is not one of this session's"
+            )
+        if location.offset + location.bytes > segment.nbytes:
+            raise internal_error(
+                f"location: {location.bytes} bytes at {location.offset} lie outside segment "
+                f"{location.segment} of {segment.nbytes}"
+            )
+        return segment.address + location.offset if segment.memory is not None else 0
+
+    # --- The control socket ---------------------------------------------------------------------
+
+    def _connect(self) -> socket.socket:
+        path = os.path.join(self.options.directory, "control.sock")
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.settimeout(self.options.timeout)
+        try:
+            control.connect(path)
+        except OSError as error:
+            control.close()
+            raise Unavailable(f"no daemon at {path}: {error.strerror or error}") from None
+        return control
+
+    def _hello(self, acknowledges: bytes) -> None:
+        packet = control_pb2.ClientPacket()
+        packet.hello.protocol_version = _PROTOCOL_VERSION
+        packet.hello.name = self.options.name.encode()[:_MAX_NAME].decode(errors="ignore")
+        packet.hello.role = (
+            control_pb2.Hello.WRITER if self.options.writer else control_pb2.Hello.READER
+        )
+        packet.hello.acknowledges = acknowledges
+        descriptors: list[int] = []
+        try:
+            self.control.sendall(packet.SerializeToString())
+            welcome = self._receive_welcome(descriptors)
+            self._map_segments(welcome, descriptors)
+        except OSError as error:
+            raise Unavailable(f"control.sock: {error.strerror or error}") from None
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self.token: bytes = welcome.token
+        self.epoch: bytes = welcome.epoch
+        self.limits = welcome.limits
+        self.metadata = (("embcache-session", welcome.token.hex()),)
+        self._welcomed = True
+
+    def _receive_welcome(self, descriptors: list[int]) -> control_pb2.Welcome:
+        welcome = control_pb2.Welcome()
+        more = True
+        while more:
+            packet = self._receive(descriptors)
+            if packet.HasField("refusal"):
+                raise error_of_number(packet.refusal.code, packet.refusal.message)
+            if not packet.HasField("welcome"):
+                raise internal_error("control.sock: expected Welcome or Refusal")
+            more = packet.welcome.more
+            welcome.MergeFrom(packet.welcome)
+        if welcome.protocol_version != _PROTOCOL_VERSION:
+            raise CacheError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the daemon (version {welcome.version}) speaks protocol "
+                f"{welcome.protocol_version}; this client speaks {_PROTOCOL_VERSION}",
+            )
+        return welcome
+
+    def _receive(self, descriptors: list[int]) -> control_pb2.ServerPacket:
+        space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
+        while True:
+            try:
+                data, ancillary, flags, _ = self.control.recvmsg(
+                    _MAX_PACKET, space, socket.MSG_CMSG_CLOEXEC
+                )
+                break
+            except ConnectionResetError:
+                # Only says that the daemon closed without reading all we sent, and is said once;
+                # its Refusal comes next.
+                continue
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                count = len(content) // 4
+                descriptors.extend(memoryview(content[: count * 4]).cast("i").tolist())
+        if not data:
+            raise Unavailable("control.sock: closed by the daemon")
+        if flags & socket.MSG_CTRUNC:
+            raise CacheError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "control.sock: descriptors were lost; is this process out of file descriptors?",
+            )
+        try:
+            return control_pb2.ServerPacket.FromString(data)
+        except Exception:
+            raise internal_error("control.sock: a packet that is not embcache's") from None
+
+    def _map_segments(self, welcome: control_pb2.Welcome, descriptors: list[int]) -> None:
+        left = iter(descriptors)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if self.options.writer else 0)
+        for announced in welcome.segments:
+            segment = announced.segment
+            if not announced.passed_by_descriptor:
+                self._segments[segment.id] = Segment(segment.generation, segment.bytes, 0, None)
+                continue
+            descriptor = next(left, None)
+            if descriptor is None:
+                raise internal_error(f"Welcome: {len(descriptors)} descriptors; too few")
+            try:
+                memory = mmap.mmap(descriptor, segment.bytes, mmap.MAP_SHARED, protection)
+            except (OSError, ValueError) as error:
+                raise CacheError(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"segment {segment.id}: mmap of {segment.bytes} bytes: {error}",
+                ) from None
+            if hasattr(mmap, "MADV_DONTDUMP"):
+                memory.madvise(mmap.MADV_DONTDUMP)  # core files stay small
+            address = np.frombuffer(memory, np.uint8).ctypes.data
+            self._segments[segment.id] = Segment(segment.generation, segment.bytes, address, memory)
+
+    def _goodbye(self) -> None:
+        """Whatever is held through this session ends now."""
+        self.connected = False
+        if self._welcomed:
+            packet = control_pb2.ClientPacket()
+            packet.goodbye.SetInParent()
+            try:
+                self.control.send(packet.SerializeToString(), socket.MSG_DONTWAIT)
+            except OSError:
+                pass  # there may be no daemon any more
+        self._welcomed = False
+        self.control.close()
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    # Only the parent's copy shall keep the session open.
+    for session in _sessions:
+        session.control.close()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)

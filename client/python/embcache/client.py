@@ -1,0 +1,247 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from embcache import _operations as ops
+from embcache._base import Base, BaseReservation
+from embcache._session import Session
+from embcache.errors import CacheError
+from embcache.hit import Expect, Hit, ListedEntry, Tier, listed_entry, to_dict
+from embcache.keys import Key
+from embcache.tensors import TensorSpec
+from embcache.v1 import embcache_pb2 as pb
+
+T = TypeVar("T")
+_Hits = list["Hit | None"]
+_Tiers = list["Tier | None"]
+
+
+def _run(session: Session, operation: ops.Operation[T]) -> T:
+    try:
+        step = next(operation)
+        while True:
+            try:
+                if isinstance(step, ops.Call):
+                    answer = session.call(step.method, step.request)
+                else:
+                    answer = step.run()
+            except CacheError as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(answer)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+class Client(Base):
+    """A connection to the daemon on this machine.
+
+    `address` is the directory of its sockets (default: $EMBCACHE_SOCKET_DIR, else
+    $XDG_RUNTIME_DIR/embcache, else /run/embcache). A "reader" maps the memory read-only and cannot
+    put. `timeout` bounds each call, in seconds.
+
+    When the daemon is away, `get` is a miss, `put` does nothing and `contains` knows nothing, with
+    one warning and a counter, and the client reconnects by itself in the background. With `strict`
+    they raise CacheError instead, also the constructor. Everything else raises either way.
+
+    Thread-safe. Does not survive a fork: make one in each process.
+    """
+
+    # --- Reading --------------------------------------------------------------------------------
+
+    def get(self, key: Key, expect: Expect | Sequence[Expect] | None = None) -> Hit | None:
+        """None is a miss."""
+        try:
+            session = self._connection.session()
+            return self._count_get(_run(session, ops.get(session, key, expect)))
+        except CacheError as error:
+            self._failed(error, misses=1)
+            return None
+
+    def get_many(
+        self,
+        keys: Sequence[Key],
+        expects: Sequence[Expect | Sequence[Expect] | None] | None = None,
+    ) -> _Hits:
+        """In the order of `keys`, in one call per batch that the daemon allows."""
+        try:
+            session = self._connection.session()
+            results = _run(session, ops.get_many(session, keys, expects))
+        except CacheError as error:
+            self._failed(error, misses=len(keys))
+            return [None] * len(keys)
+        return self._read_many(results)
+
+    def pop(self, key: Key) -> Hit | None:
+        """Takes an entry out: as `get`, and it is gone for others."""
+        try:
+            session = self._connection.session()
+            return _run(session, ops.pop(session, key))
+        except CacheError as error:
+            self._failed(error)
+            return None
+
+    def contains(self, key: Key) -> Tier | None:
+        """The fastest tier that has the key, without counting a hit or a miss; None: none."""
+        return self.contains_many([key])[0]
+
+    def contains_many(self, keys: Sequence[Key]) -> _Tiers:
+        try:
+            session = self._connection.session()
+            return _run(session, ops.contains(session, keys))
+        except CacheError as error:
+            self._failed(error)
+            return [None] * len(keys)
+
+    # --- Writing --------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: Key,
+        tensors: Any,
+        *,
+        metadata: Mapping[str, bytes | str] | None = None,
+        encode_cost: float = 0.0,
+        ttl: float | None = None,
+    ) -> bool:
+        """Stores a copy of `tensors`: a mapping of names to arrays (NumPy, torch on the CPU,
+        anything with __dlpack__; None stands for a tensor that is absent), or one array, named
+        "data". `encode_cost` is what a miss costs, in seconds; `ttl` too is in seconds.
+
+        False: not stored (with `strict` this raises)."""
+        sources = self._sources(tensors)
+        specs = {name: source and source[0] for name, source in sources.items()}
+        item = self._item(key, specs, metadata, encode_cost, ttl)
+        try:
+            session = self._connection.session()
+            self._check_size(session, item)
+            _run(session, ops.put(session, item, sources))
+        except CacheError as error:
+            self._failed(error, failed_puts=1)
+            return False
+        self._count(puts=1)
+        return True
+
+    def reserve(
+        self,
+        key: Key,
+        tensors: Mapping[str, TensorSpec | None],
+        *,
+        metadata: Mapping[str, bytes | str] | None = None,
+        encode_cost: float = 0.0,
+        ttl: float | None = None,
+    ) -> Reservation:
+        """For writing in place:
+
+            with client.reserve(key, {"data": TensorSpec("float16", (576, 1024))}) as entry:
+                encode(image, out=entry["data"].numpy())
+
+        The end of the block commits, an exception aborts.
+        """
+        item = self._item(key, tensors, metadata, encode_cost, ttl)
+        reserved: ops.Reserved | None = None
+        try:
+            session = self._connection.session()
+            self._check_size(session, item)
+            reserved = _run(session, ops.reserve(session, item))
+        except CacheError as error:
+            self._failed(error, failed_puts=1)
+        return Reservation(self, reserved, item)
+
+    def delete(self, key: Key) -> bool:
+        """Removes the entry from every tier; whether there was one. Hits held stay readable."""
+        session = self._connection.session()
+        return _run(session, ops.delete(session, key))
+
+    def advance_epoch(self, model: str) -> int:
+        """Ends every entry of `model` put before, or whose put began before: after an update of its
+        weights. The model's new epoch."""
+        session = self._connection.session()
+        response = session.call("AdvanceEpoch", pb.AdvanceEpochRequest(model=model))
+        return int(response.model_epoch)
+
+    # --- Sharing --------------------------------------------------------------------------------
+
+    def share(self, hits: Sequence[Hit], ttl: float | None = None) -> bytes:
+        """A token with which other clients of the same daemon, in any process, take leases of their
+        own on the same entries, within `ttl` seconds (None: the daemon's 30)."""
+        session = self._connection.session()
+        return _run(session, ops.share(session, hits, ttl))
+
+    def adopt(self, token: bytes) -> Sequence[Hit]:
+        """In the order of the hits shared."""
+        session = self._connection.session()
+        return _run(session, ops.adopt(session, token))
+
+    # --- Looking around -------------------------------------------------------------------------
+
+    def list(self, model: str = "", hash_hex_prefix: str = "") -> Iterator[ListedEntry]:
+        """The entries of one model, or of all, in a stable order."""
+        request = pb.ListRequest(
+            model=model, content_hash_hex_prefix=hash_hex_prefix, page_size=1000
+        )
+        while True:
+            response = self._connection.session().call("List", request)
+            for entry in response.entries:
+                yield listed_entry(entry)
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
+
+    def stats(self, *, per_model: bool = False, latencies: bool = False) -> dict[str, Any]:
+        """The daemon's counters, with the field names of StatsResponse in embcache.proto."""
+        request = pb.StatsRequest(per_model=per_model, latencies=latencies)
+        return to_dict(self._connection.session().call("Stats", request))
+
+    def ping(self) -> None:
+        """An empty call. CacheError when the daemon does not answer, or knows no such session."""
+        self._connection.session().call("Ping", pb.PingRequest())
+
+    def close(self) -> None:
+        """No further calls. Hits and views stay readable and pinned until they are gone."""
+        held = not self._connection.holds_nothing()
+        self._connection.close()
+        if not held:
+            self._connection.join(2.0)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Reservation(BaseReservation):
+    __doc__ = BaseReservation.__doc__
+
+    def commit(self) -> bool:
+        """Makes the entry visible. False: not stored (with `strict` this raises)."""
+        self._end()
+        if self._pin is None:
+            return False
+        try:
+            _run(self._pin.session, self._commit())
+        except CacheError as error:
+            return self._not_committed(error)
+        return self._committed()
+
+    def abort(self) -> None:
+        """Gives the memory up; whoever wrote to it must have stopped."""
+        self._end()
+        pin, self._pin = self._pin, None
+        if pin is not None:
+            try:
+                _run(pin.session, ops.abort(pin))
+            except CacheError:
+                pass  # its time to live ends it
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._over:
+            self.commit() if kind is None else self.abort()

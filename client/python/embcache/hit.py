@@ -1,0 +1,185 @@
+"""Hit, and the other things that calls answer with."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from embcache._pin import Pin, expiry
+from embcache._session import Session, internal_error
+from embcache.dtypes import DType
+from embcache.keys import Key
+from embcache.tensors import TensorSpec, TensorView
+from embcache.v1 import embcache_pb2 as pb
+
+
+class Tier(enum.IntEnum):
+    UNKNOWN = 0
+    L1 = 1
+    L2 = 2
+    L3 = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Expect:
+    """What the caller expects of a tensor; what is left out is not compared. An entry that differs
+    is removed from every tier and answered as a miss."""
+
+    tensor: str = ""  # empty: the first one
+    dtype: DType | None = None
+    shape: tuple[int, ...] = ()
+    rows: int = 0  # the first dimension
+    nbytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedEntry:
+    key: Key
+    tier: Tier  # the fastest that has it
+    nbytes: int
+    generation: int
+    on_disk: bool
+    pins: int
+    created: float  # Unix time; memory tiers only
+    encode_cost: float  # seconds; memory tiers only
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """What this client has seen since it was made."""
+
+    hits: int = 0
+    misses: int = 0  # also those below
+    errors: int = 0  # calls that failed and were answered as a miss or a put that did nothing
+    puts: int = 0
+    failed_puts: int = 0
+    connections: int = 0  # sessions opened after the first attempt
+
+
+class Hit:
+    """An entry, readable in place. Its bytes neither change nor move while the Hit or anything made
+    from its tensors is held; `release()` (or `with`) gives up the Hit's own part in that."""
+
+    __slots__ = (
+        "key",
+        "tensors",
+        "metadata",
+        "encode_cost",
+        "tier",
+        "generation",
+        "nbytes",
+        "_pin",
+        "__weakref__",
+    )
+
+    def __init__(
+        self, pin: Pin, key: Key, tensors: Mapping[str, TensorView | None], generation: int
+    ) -> None:
+        self._pin: Pin | None = pin
+        self.key = key
+        self.tensors = tensors
+        self.generation = generation  # which put of the key this is
+        self.nbytes = pin.nbytes  # of the entry, with padding between tensors
+        self.metadata: dict[str, bytes] = {}
+        self.encode_cost = 0.0  # seconds
+        self.tier = Tier.L1  # where it was found
+
+    def __getitem__(self, name: str) -> TensorView:
+        """The tensor `name`; KeyError when there is none or it is absent."""
+        view = self.tensors[name]
+        if view is None:
+            raise KeyError(f"{name} is absent")
+        return view
+
+    @property
+    def valid(self) -> bool:
+        """Whether the daemon still knows of this hit. After a restart of the daemon the bytes stay
+        what they were, but nobody else has them."""
+        return self._pin is not None and self._pin.valid
+
+    def release(self) -> None:
+        self._pin = None
+        self.tensors = {}
+
+    def __enter__(self) -> Hit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"Hit({self.key.model}, {self.key.content_hash.hex()}, {dict(self.tensors)})"
+
+
+def make_views(
+    pin: Pin, tensors: Sequence[pb.Tensor], readonly: bool
+) -> dict[str, TensorView | None]:
+    views: dict[str, TensorView | None] = {}
+    for tensor in tensors:
+        if tensor.absent:
+            views[tensor.name] = None
+            continue
+        try:
+            spec = TensorSpec(DType(tensor.dtype), tensor.shape)
+        except ValueError as error:
+            raise internal_error(f"tensor {tensor.name}: {error}") from None
+        if spec.nbytes != tensor.bytes:
+            raise internal_error(f"tensor {tensor.name}: {tensor.bytes} bytes announced for {spec}")
+        views[tensor.name] = TensorView(spec, pin, pin.address + tensor.offset, readonly)
+    return views
+
+
+def make_hit(session: Session, key: Key | None, result: pb.GetResult, asked: float) -> Hit:
+    """`key` is what was asked for; None takes it from the answer."""
+    entry = result.entry
+    pin = Pin(
+        session,
+        ("lease", result.lease),
+        result.location,
+        entry.tensors,
+        expiry(asked, session.limits.lease_ttl_ms),
+    )
+    hit = Hit(pin, key or key_of(entry.key), make_views(pin, entry.tensors, True), result.generation)
+    hit.metadata = dict(entry.metadata)
+    hit.encode_cost = entry.encode_cost_us / 1e6
+    hit.tier = Tier(result.source)
+    return hit
+
+
+def key_of(key: pb.Key) -> Key:
+    return Key(key.model, key.content_hash, key.variant)
+
+
+def listed_entry(entry: pb.ListedEntry) -> ListedEntry:
+    return ListedEntry(
+        key=key_of(entry.key),
+        tier=Tier(entry.tier),
+        nbytes=entry.bytes,
+        generation=entry.generation,
+        on_disk=entry.on_disk,
+        pins=entry.pins,
+        created=entry.created_unix_ms / 1000,
+        encode_cost=entry.encode_cost_us / 1e6,
+    )
+
+
+def to_dict(message: Any) -> dict[str, Any]:
+    """A message as plain Python: enums by name, bytes as hex."""
+    out: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        is_list = not isinstance(value, (str, bytes)) and hasattr(value, "__len__")
+        if field.message_type is not None:
+            out[field.name] = [to_dict(item) for item in value] if is_list else to_dict(value)
+        elif field.enum_type is not None:
+            out[field.name] = field.enum_type.values_by_number[value].name
+        else:
+            out[field.name] = value.hex() if isinstance(value, bytes) else value
+    return out
+
+
+def now() -> float:
+    return time.monotonic()

@@ -1,0 +1,80 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClearRequest(_message.Message):
+    __slots__ = ["all", "model"]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    all: bool
+    model: str
+    def __init__(self, model: _Optional[str] = ..., all: bool = ...) -> None: ...
+
+class ClearResponse(_message.Message):
+    __slots__ = ["models"]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: int
+    def __init__(self, models: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class FlushRequest(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class FlushResponse(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class SessionInfo(_message.Message):
+    __slots__ = ["age_ms", "leases", "name", "pid", "pinned_bytes", "reservations", "state", "uid", "writer"]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    age_ms: int
+    leases: int
+    name: str
+    pid: int
+    pinned_bytes: int
+    reservations: int
+    state: str
+    uid: int
+    writer: bool
+    def __init__(self, name: _Optional[str] = ..., writer: bool = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., state: _Optional[str] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
+
+class SessionsRequest(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class SessionsResponse(_message.Message):
+    __slots__ = ["sessions"]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionInfo]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionInfo, _Mapping]]] = ...) -> None: ...
+
+class SetLogLevelRequest(_message.Message):
+    __slots__ = ["level"]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    level: str
+    def __init__(self, level: _Optional[str] = ...) -> None: ...
+
+class SetLogLevelResponse(_message.Message):
+    __slots__ = ["previous"]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    previous: str
+    def __init__(self, previous: _Optional[str] = ...) -> None: ...
