@@ -173,8 +173,17 @@ class ModelRun {
       get->answer.emplace(std::move(result));
     };
     if (pop) {
-      cache_->Pop(get->key, answer);
       pops_.insert(get.get());
+      cache_->Pop(
+          get->key,
+          [answer](LookupResult result) {
+            const bool hit = result.hit();
+            answer(std::move(result));
+            return hit;
+          },
+          [get, answer](const absl::Status& status) {
+            if (!get->answered) answer(status);
+          });
     } else {
       cache_->Lookup(get->key, {}, answer);
     }

@@ -302,7 +302,13 @@ TEST_F(TieredCacheDiskTest, PopOfAnEntryOnDiskGivesItAndRemovesIt) {
   ASSERT_TRUE(Put("a", 1, 'a').ok());
   Restart(100, 0);
   LookupResult popped;
-  cache_->Pop(TestKey("a"), [&](absl::StatusOr<LookupResult> r) { popped = *std::move(r); });
+  cache_->Pop(
+      TestKey("a"),
+      [&](LookupResult r) {
+        popped = std::move(r);
+        return popped.hit();
+      },
+      [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   Settle();
   ASSERT_TRUE(popped.hit());
   EXPECT_EQ(BytesOf(popped.handle), Payload(kUnit, 'a'));

@@ -394,13 +394,30 @@ TEST_F(TieredCacheTest, ContainsPopAndDeleteCountNoHitOrMiss) {
   EXPECT_TRUE(cache_->Contains(TestKey("a")).has_value());
   EXPECT_FALSE(cache_->Contains(TestKey("b")).has_value());
   LookupResult popped;
-  cache_->Pop(TestKey("a"), [&](absl::StatusOr<LookupResult> r) { popped = *std::move(r); });
+  cache_->Pop(
+      TestKey("a"),
+      [&](LookupResult r) {
+        popped = std::move(r);
+        return popped.hit();
+      },
+      [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   ASSERT_TRUE(popped.hit());
   EXPECT_EQ(BytesOf(popped.handle), Payload(kUnit, 'a'));
   EXPECT_EQ(TierOfKey("a"), "none");
   EXPECT_EQ(Delete(TestKey("a")).value(), false);
   EXPECT_EQ(Stats().gets, 0u);
   EXPECT_EQ(Stats().hits + Stats().misses, 0u);
+}
+
+TEST_F(TieredCacheTest, APopThatIsNotTakenLeavesTheEntry) {
+  StartCache(100, 0);
+  ASSERT_TRUE(Put("a", 1).ok());
+  bool done = false;
+  cache_->Pop(
+      TestKey("a"), [](const LookupResult&) { return false; },
+      [&](const absl::Status& status) { done = status.ok(); });
+  EXPECT_TRUE(done);
+  EXPECT_EQ(TierOfKey("a"), "l1");
 }
 
 TEST_F(TieredCacheTest, AMismatchIsAMissAndRemovesTheEntry) {

@@ -1,0 +1,112 @@
+"""A real daemon for the tests: $EMBCACHED, or the one built by the dev preset."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "client" / "python"))
+# Child processes of tests find the package too.
+os.environ["PYTHONPATH"] = str(ROOT / "client" / "python")
+
+import embcache  # noqa: E402
+
+EMBCACHED = os.environ.get("EMBCACHED", str(ROOT / ".build/dev/bin/embcached"))
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Waits for what happens in the background."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.005)
+
+
+class Daemon:
+    def __init__(self, directory: str, *flags: str) -> None:
+        self.directory = directory
+        self._flags = flags
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        flags = ["--device=host", "--l1-capacity=64MiB", "--l3-write=off", *self._flags]
+        with open(os.path.join(self.directory, "log"), "ab") as log:
+            self._process = subprocess.Popen(
+                [EMBCACHED, "--socket-dir", self.directory, *flags], stdout=log, stderr=log
+            )
+        control = os.path.join(self.directory, "control.sock")
+
+        def ready() -> bool:
+            assert self._process is not None and self._process.poll() is None, self.log()
+            try:
+                embcache.Client(self.directory, name="probe", strict=True).close()
+            except embcache.CacheError:
+                return False
+            return os.path.exists(control)
+
+        until(ready)
+
+    def log(self) -> str:
+        with open(os.path.join(self.directory, "log")) as file:
+            return file.read()
+
+    def stop(self, with_signal: int = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(with_signal)
+            self._process.wait(15)
+            self._process = None
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture(scope="session")
+def shared_daemon() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="emb") as directory:
+        daemon = Daemon(directory)
+        yield daemon
+        daemon.kill()
+
+
+@pytest.fixture
+def own_daemon() -> Iterator[Daemon]:
+    """For tests that stop it."""
+    with tempfile.TemporaryDirectory(prefix="emb") as directory:
+        daemon = Daemon(directory, "--drain-timeout=1s")
+        yield daemon
+        daemon.kill()
+
+
+@pytest.fixture
+def client(shared_daemon: Daemon) -> Iterator[embcache.Client]:
+    with embcache.Client(shared_daemon.directory, strict=True) as client:
+        yield client
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> embcache.Key:
+    """One that no other test has."""
+    return embcache.Key("m", embcache.keys.name_hash(request.node.nodeid))
+
+
+def array(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
