@@ -47,9 +47,14 @@
 #include "storage/store_directory.h"
 #include "storage/store_index.h"
 
+namespace rocksdb {
+class Env;
+}
+
 namespace embcache {
 
 class RocksDbHandle;
+struct RocksDbSettings;
 
 struct RocksDbStoreOptions {
   std::string path;             // the directory; created if its parent exists
@@ -65,6 +70,8 @@ struct RocksDbStoreOptions {
   int max_open_files = 512;
   // Without it nothing happens by age until somebody calls Tick.
   bool background_thread = true;
+  // How RocksDB reaches the disk, for tests; not owned. nullptr: the real one.
+  rocksdb::Env* env = nullptr;
   // Told of what an operator should know. Called from several threads, with the writers' lock held
   // at times: must be quick, and call nothing of the store's.
   std::function<void(absl::string_view)> log;
@@ -158,6 +165,7 @@ class RocksDbStore final : public PersistentStore {
       ABSL_LOCKS_EXCLUDED(mu_);
   void BeginBackoff(const absl::Status& failure) ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<RocksDbHandle> handle() const ABSL_LOCKS_EXCLUDED(mu_);
+  RocksDbSettings HandleSettings() const;
   void SetDiskBytes() ABSL_LOCKS_EXCLUDED(mu_);
 
   // rocksdb_store_opening.cc
@@ -165,6 +173,8 @@ class RocksDbStore final : public PersistentStore {
   absl::Status LoadMeta() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::unique_ptr<RocksDbHandle>> OpenHandle(bool* read_only)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
+  std::unique_ptr<RocksDbHandle> CreateHandle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status LoadFrom(RocksDbHandle& handle, bool* read_only)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status StartEmpty(const absl::Status& reason, bool* read_only)
