@@ -15,7 +15,7 @@
 // When the disk fails: a file that could not be staged costs its own records. A failed ingest or
 // drop *poisons* the RocksDB handle: it is only read from then on, and replaced by a fresh one. In
 // all cases writable is false, Put answers UNAVAILABLE, and writing is tried again after 1 s, then
-// 2, 4, 8, 10. Reads go on, and so do removals as long as their log can be written.
+// 2, 4, 5. Reads go on, and so do removals as long as their log can be written.
 //
 // Give it a file system where `capacity_bytes` + min_free_bytes fit.
 
@@ -91,7 +91,7 @@ class RocksDbStore final : public PersistentStore {
                    const std::atomic<bool>& cancelled) override;
   std::optional<StoredPlace> Find(const CacheKey& key) const override;
   absl::StatusOr<StoredRecord> Read(const CacheKey& key, uint64_t generation, char* to) override;
-  void Forget(const CacheKey& key, uint64_t generation) override;
+  bool Forget(const CacheKey& key, uint64_t generation) override;
   absl::Status Remove(const CacheKey& key, uint64_t generation) override;
   absl::Status SetModelEpoch(absl::string_view model, uint64_t epoch) override;
   absl::Status Flush() override;
