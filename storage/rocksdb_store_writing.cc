@@ -10,7 +10,7 @@
 namespace embcache {
 namespace {
 
-constexpr absl::Duration kMaxBackoff = absl::Seconds(10);
+constexpr absl::Duration kMaxBackoff = absl::Seconds(5);
 constexpr absl::Duration kReaderPatience = absl::Seconds(5);
 constexpr uint64_t kProbeBytes = uint64_t{1} << 20;
 constexpr size_t kEraseBatch = 2048;
