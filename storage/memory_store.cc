@@ -111,19 +111,25 @@ absl::StatusOr<StoredRecord> MemoryStore::Read(const CacheKey& key, uint64_t gen
   return item.record;
 }
 
-void MemoryStore::Forget(const CacheKey& key, uint64_t generation) {
+bool MemoryStore::Forget(const CacheKey& key, uint64_t generation) {
   absl::MutexLock lock(&mu_);
   max_generation_ = std::max(max_generation_, generation);
   uint64_t& removed = removed_[key];
   removed = std::max(removed, generation);
   auto at = items_.find(key);
-  if (at != items_.end() && at->second.record.generation <= generation) EraseLocked(at);
+  if (at != items_.end() && at->second.record.generation <= generation) {
+    EraseLocked(at);
+    undurable_.insert(key);
+  }
+  return undurable_.count(key) != 0;
 }
 
 absl::Status MemoryStore::Remove(const CacheKey& key, uint64_t generation) {
   Forget(key, generation);
   absl::MutexLock lock(&mu_);
-  return DurableLocked();
+  absl::Status status = DurableLocked();
+  if (status.ok()) undurable_.erase(key);
+  return status;
 }
 
 absl::Status MemoryStore::SetModelEpoch(absl::string_view model, uint64_t epoch) {

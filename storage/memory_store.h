@@ -17,6 +17,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "storage/persistent_store.h"
@@ -39,7 +40,7 @@ class MemoryStore final : public PersistentStore {
                    const std::atomic<bool>& cancelled) override;
   std::optional<StoredPlace> Find(const CacheKey& key) const override;
   absl::StatusOr<StoredRecord> Read(const CacheKey& key, uint64_t generation, char* to) override;
-  void Forget(const CacheKey& key, uint64_t generation) override;
+  bool Forget(const CacheKey& key, uint64_t generation) override;
   absl::Status Remove(const CacheKey& key, uint64_t generation) override;
   absl::Status SetModelEpoch(absl::string_view model, uint64_t epoch) override;
   absl::Status Flush() override;
@@ -74,6 +75,7 @@ class MemoryStore final : public PersistentStore {
   Items items_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, CacheKey> by_sequence_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<CacheKey, uint64_t> removed_ ABSL_GUARDED_BY(mu_);  // up to which generation
+  absl::btree_set<CacheKey> undurable_ ABSL_GUARDED_BY(mu_);          // forgotten, not removed
   std::map<std::string, uint64_t> epochs_ ABSL_GUARDED_BY(mu_);
   uint64_t payload_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 0;

@@ -74,8 +74,9 @@ class PersistentStore {
   // gone meanwhile. DATA_LOSS: damaged; the record has been removed. Others: I/O.
   virtual absl::StatusOr<StoredRecord> Read(const CacheKey& key, uint64_t generation, char* to) = 0;
 
-  // From now on no record of `key` up to `generation` is found. Not durable by itself.
-  virtual void Forget(const CacheKey& key, uint64_t generation) = 0;
+  // From now on no record of `key` up to `generation` is found. Not durable by itself: true when it
+  // takes a Remove to make it, or an earlier one, so.
+  virtual bool Forget(const CacheKey& key, uint64_t generation) = 0;
 
   // The same, durable when it returns OK.
   virtual absl::Status Remove(const CacheKey& key, uint64_t generation) = 0;

@@ -90,7 +90,7 @@ rocksdb::Status WriteRecord(rocksdb::SstFileWriter& writer, uint64_t file, uint3
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbHandle::Open(const Settings& settings,
+absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbHandle::Open(const RocksDbSettings& settings,
                                                                    Mode mode) {
   rocksdb::Options options = StoreRocksDbOptions(settings);
   options.create_if_missing = mode == Mode::kCreate;
@@ -181,7 +181,7 @@ absl::StatusOr<StoredRecord> RocksDbHandle::ReadRecord(const CacheKey& key, cons
   return std::move(header->record);
 }
 
-absl::StatusOr<uint64_t> RocksDbHandle::WriteSegment(const Settings& settings,
+absl::StatusOr<uint64_t> RocksDbHandle::WriteSegment(const RocksDbSettings& settings,
                                                      const std::string& path,
                                                      const PendingSegment& segment) {
   const rocksdb::Options options = StoreRocksDbOptions(settings);

@@ -27,15 +27,17 @@
 
 namespace embcache {
 
+struct RocksDbSettings {
+  std::string path;
+  uint64_t capacity_bytes = 0;
+  int max_open_files = 512;
+  rocksdb::Env* env = nullptr;  // not owned; nullptr: the default one
+  // Called by RocksDB's threads too; must be quick and call nothing of the store's.
+  std::function<void(absl::string_view)> log;
+};
+
 class RocksDbHandle {
  public:
-  struct Settings {
-    std::string path;
-    uint64_t capacity_bytes = 0;
-    int max_open_files = 512;
-    // Called by RocksDB's threads too; must be quick and call nothing of the store's.
-    std::function<void(absl::string_view)> log;
-  };
   enum class Mode {
     kCreate,  // read and write; there must be no database yet
     kReadWrite,
@@ -44,7 +46,8 @@ class RocksDbHandle {
 
   // FAILED_PRECONDITION: another process has it open. RESOURCE_EXHAUSTED: the disk is full.
   // DATA_LOSS: it is damaged. UNAVAILABLE: other I/O errors, which may pass.
-  static absl::StatusOr<std::unique_ptr<RocksDbHandle>> Open(const Settings& settings, Mode mode);
+  static absl::StatusOr<std::unique_ptr<RocksDbHandle>> Open(const RocksDbSettings& settings,
+                                                             Mode mode);
 
   RocksDbHandle(const RocksDbHandle&) = delete;
   RocksDbHandle& operator=(const RocksDbHandle&) = delete;
@@ -66,7 +69,8 @@ class RocksDbHandle {
 
   // Writes a segment's live records to `path`, synced; returns the file's size. What a failed call
   // leaves there is the caller's to remove. Does not touch the database.
-  static absl::StatusOr<uint64_t> WriteSegment(const Settings& settings, const std::string& path,
+  static absl::StatusOr<uint64_t> WriteSegment(const RocksDbSettings& settings,
+                                               const std::string& path,
                                                const PendingSegment& segment);
   absl::Status Ingest(const std::string& path);
   absl::Status Drop(uint64_t file);

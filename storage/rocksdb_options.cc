@@ -57,7 +57,7 @@ class NoSelfRecovery : public rocksdb::EventListener {
 
 }  // namespace
 
-rocksdb::Options StoreRocksDbOptions(const RocksDbHandle::Settings& settings) {
+rocksdb::Options StoreRocksDbOptions(const RocksDbSettings& settings) {
   rocksdb::BlockBasedTableOptions table;
   table.checksum = rocksdb::kXXH3;    // the CRC of this build is not accelerated
   table.block_size = 8 * 1024;        // not more than kFooterMinBytes
@@ -65,6 +65,7 @@ rocksdb::Options StoreRocksDbOptions(const RocksDbHandle::Settings& settings) {
   table.filter_policy = nullptr;      // every key that is asked for exists
   table.max_auto_readahead_size = 0;  // a chunk is a block; a buffer between would copy it again
   rocksdb::Options options;
+  if (settings.env != nullptr) options.env = settings.env;
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   options.compression = rocksdb::kNoCompression;
   options.bottommost_compression = rocksdb::kNoCompression;

@@ -11,7 +11,7 @@
 
 namespace embcache {
 
-rocksdb::Options StoreRocksDbOptions(const RocksDbHandle::Settings& settings);
+rocksdb::Options StoreRocksDbOptions(const RocksDbSettings& settings);
 
 // The canonical code of a RocksDB status; see RocksDbHandle::Open for their meaning.
 absl::Status FromRocksDb(const rocksdb::Status& status, absl::string_view doing);

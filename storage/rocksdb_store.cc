@@ -200,9 +200,10 @@ absl::Status RocksDbStore::ReadFailedLocked(const CacheKey& key, const IndexEntr
   return failure;
 }
 
-void RocksDbStore::Forget(const CacheKey& key, uint64_t generation) {
+bool RocksDbStore::Forget(const CacheKey& key, uint64_t generation) {
   absl::MutexLock lock(&mu_);
   ForgetLocked(key, generation);
+  return index_.IsDirty(key);
 }
 
 absl::Status RocksDbStore::Remove(const CacheKey& key, uint64_t generation) {

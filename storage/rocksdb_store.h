@@ -15,7 +15,7 @@
 // When the disk fails: a file that could not be staged costs its own records. A failed ingest or
 // drop *poisons* the RocksDB handle: it is only read from then on, and replaced by a fresh one. In
 // all cases writable is false, Put answers UNAVAILABLE, and writing is tried again after 1 s, then
-// 2, 4, 8, 10. Reads go on, and so do removals as long as their log can be written.
+// 2, 4, 5. Reads go on, and so do removals as long as their log can be written.
 //
 // Give it a file system where `capacity_bytes` + min_free_bytes fit.
 
@@ -47,9 +47,14 @@
 #include "storage/store_directory.h"
 #include "storage/store_index.h"
 
+namespace rocksdb {
+class Env;
+}
+
 namespace embcache {
 
 class RocksDbHandle;
+struct RocksDbSettings;
 
 struct RocksDbStoreOptions {
   std::string path;             // the directory; created if its parent exists
@@ -65,6 +70,8 @@ struct RocksDbStoreOptions {
   int max_open_files = 512;
   // Without it nothing happens by age until somebody calls Tick.
   bool background_thread = true;
+  // How RocksDB reaches the disk, for tests; not owned. nullptr: the real one.
+  rocksdb::Env* env = nullptr;
   // Told of what an operator should know. Called from several threads, with the writers' lock held
   // at times: must be quick, and call nothing of the store's.
   std::function<void(absl::string_view)> log;
@@ -85,7 +92,7 @@ class RocksDbStore final : public PersistentStore {
                    const std::atomic<bool>& cancelled) override;
   std::optional<StoredPlace> Find(const CacheKey& key) const override;
   absl::StatusOr<StoredRecord> Read(const CacheKey& key, uint64_t generation, char* to) override;
-  void Forget(const CacheKey& key, uint64_t generation) override;
+  bool Forget(const CacheKey& key, uint64_t generation) override;
   absl::Status Remove(const CacheKey& key, uint64_t generation) override;
   absl::Status SetModelEpoch(absl::string_view model, uint64_t epoch) override;
   absl::Status Flush() override;
@@ -159,6 +166,7 @@ class RocksDbStore final : public PersistentStore {
       ABSL_LOCKS_EXCLUDED(mu_);
   void BeginBackoff(const absl::Status& failure) ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<RocksDbHandle> handle() const ABSL_LOCKS_EXCLUDED(mu_);
+  RocksDbSettings HandleSettings() const;
   void SetDiskBytes() ABSL_LOCKS_EXCLUDED(mu_);
 
   // rocksdb_store_opening.cc
@@ -166,6 +174,8 @@ class RocksDbStore final : public PersistentStore {
   absl::Status LoadMeta() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::unique_ptr<RocksDbHandle>> OpenHandle(bool* read_only)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
+  std::unique_ptr<RocksDbHandle> CreateHandle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status LoadFrom(RocksDbHandle& handle, bool* read_only)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status StartEmpty(const absl::Status& reason, bool* read_only)

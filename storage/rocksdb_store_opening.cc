@@ -116,24 +116,36 @@ absl::Status RocksDbStore::LoadMeta() {
   return absl::OkStatus();
 }
 
+// A new database, or nullptr where none can be made now.
+std::unique_ptr<RocksDbHandle> RocksDbStore::CreateHandle() {
+  MetaState whole;
+  {
+    absl::MutexLock lock(&mu_);
+    whole = index_.CollectAll();
+  }
+  absl::Status status = directory_->Prepare();
+  if (status.ok() && meta_log_->needs_rewrite()) status = meta_log_->Rewrite(whole);
+  if (status.ok()) {
+    absl::StatusOr<std::unique_ptr<RocksDbHandle>> created =
+        RocksDbHandle::Open(HandleSettings(), RocksDbHandle::Mode::kCreate);
+    if (created.ok()) return *std::move(created);
+    status = created.status();
+    directory_->RemoveDatabase();
+  }
+  Log(absl::StrCat("L3 cannot make a new database: ", status.message()));
+  return nullptr;
+}
+
 // A handle of the best kind that can be had; nullptr, with `read_only`, when there is no database
-// and no space to make one.
+// and none can be made.
 absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbStore::OpenHandle(bool* read_only) {
   using Mode = RocksDbHandle::Mode;
-  const RocksDbHandle::Settings settings = {directory_->db(), options_.capacity_bytes,
-                                            options_.max_open_files, options_.log};
+  const RocksDbSettings settings = HandleSettings();
   *read_only = directory_->FreeBytes() < options_.min_free_bytes;
   if (!directory_->HasDatabase()) {
-    if (*read_only) return std::unique_ptr<RocksDbHandle>();
-    MetaState whole;
-    {
-      absl::MutexLock lock(&mu_);
-      whole = index_.CollectAll();
-    }
-    const absl::Status logged =
-        meta_log_->needs_rewrite() ? meta_log_->Rewrite(whole) : absl::OkStatus();
-    if (!logged.ok()) return absl::UnavailableError(logged.message());
-    return RocksDbHandle::Open(settings, Mode::kCreate);
+    std::unique_ptr<RocksDbHandle> created = *read_only ? nullptr : CreateHandle();
+    *read_only = created == nullptr;
+    return created;
   }
   if (!directory_->HasDatabaseRoot()) {
     return absl::DataLossError(absl::StrCat(directory_->db(), ": has files but no CURRENT"));
@@ -201,11 +213,7 @@ absl::Status RocksDbStore::StartEmpty(const absl::Status& reason, bool* read_onl
     SetOpenFileLocked(open_->number + 1);
   }
   absl::StatusOr<std::unique_ptr<RocksDbHandle>> opened = OpenHandle(read_only);
-  if (!opened.ok()) {
-    Log(absl::StrCat("L3 cannot make a new database: ", opened.status().message()));
-    *read_only = true;
-    return absl::OkStatus();
-  }
+  if (!opened.ok()) return opened.status();
   absl::MutexLock lock(&mu_);
   db_ = *std::move(opened);
   return absl::OkStatus();

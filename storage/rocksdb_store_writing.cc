@@ -10,7 +10,7 @@
 namespace embcache {
 namespace {
 
-constexpr absl::Duration kMaxBackoff = absl::Seconds(10);
+constexpr absl::Duration kMaxBackoff = absl::Seconds(5);
 constexpr absl::Duration kReaderPatience = absl::Seconds(5);
 constexpr uint64_t kProbeBytes = uint64_t{1} << 20;
 constexpr size_t kEraseBatch = 2048;
@@ -20,6 +20,11 @@ constexpr size_t kEraseBatch = 2048;
 std::shared_ptr<RocksDbHandle> RocksDbStore::handle() const {
   absl::MutexLock lock(&mu_);
   return db_;
+}
+
+RocksDbSettings RocksDbStore::HandleSettings() const {
+  return {directory_->db(), options_.capacity_bytes, options_.max_open_files, options_.env,
+          options_.log};
 }
 
 absl::Status RocksDbStore::Seal() {
@@ -64,10 +69,8 @@ absl::Status RocksDbStore::WriteFile(const PendingSegment& segment, bool* uncert
   if (poisoned_) return absl::UnavailableError("the database has to be opened again first");
   absl::Status room = MakeRoom(segment.file_bytes + kFileOverheadBytes);
   if (!room.ok()) return room;
-  const RocksDbHandle::Settings settings = {directory_->db(), options_.capacity_bytes,
-                                            options_.max_open_files, options_.log};
   const std::string path = directory_->StagedFile(segment.number);
-  absl::StatusOr<uint64_t> written = RocksDbHandle::WriteSegment(settings, path, segment);
+  absl::StatusOr<uint64_t> written = RocksDbHandle::WriteSegment(HandleSettings(), path, segment);
   if (!written.ok()) {
     directory_->RemoveStaged(segment.number);
     BeginBackoff(written.status());

@@ -86,7 +86,7 @@ absl::Status CheckFormat(const std::string& directory) {
                      "): not an L3 store; choose an empty directory"));
   }
   if (error) return absl::UnavailableError(absl::StrCat(directory, ": ", error.message()));
-  return WriteFormat(directory);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -102,9 +102,17 @@ absl::StatusOr<std::unique_ptr<StoreDirectory>> StoreDirectory::Open(absl::strin
   if (!checked.ok()) return checked;
   std::error_code error;
   fs::remove_all(directory + "/stage", error);
-  made = MakeDirectory(directory + "/stage");
-  if (!made.ok()) return made;
+  const absl::Status prepared = opened->Prepare();
+  if (!prepared.ok() && !absl::IsResourceExhausted(prepared)) return prepared;
   return opened;
+}
+
+absl::Status StoreDirectory::Prepare() const {
+  if (access((path_ + "/FORMAT").c_str(), F_OK) != 0) {
+    absl::Status written = WriteFormat(path_);
+    if (!written.ok()) return written;
+  }
+  return MakeDirectory(path_ + "/stage");
 }
 
 // Closing the descriptor ends the lock. The file stays: removing it would let two processes lock
@@ -168,6 +176,11 @@ absl::Status StoreDirectory::MoveDatabaseAside() const {
     return absl::ErrnoToStatus(errno, absl::StrCat("rename ", db(), " to ", aside()));
   }
   return absl::OkStatus();
+}
+
+void StoreDirectory::RemoveDatabase() const {
+  std::error_code error;
+  fs::remove_all(db(), error);
 }
 
 bool StoreDirectory::HasAside() const { return access(aside().c_str(), F_OK) == 0; }

@@ -24,14 +24,18 @@ namespace embcache {
 
 class StoreDirectory {
  public:
-  // Creates what is missing, takes the lock, empties stage/. FAILED_PRECONDITION: another process
-  // has the lock (nothing is touched; the message names its pid), the directory has a version this
-  // program does not know, or it holds something else than a store.
+  // Takes the lock, empties stage/, creates what is missing; on a full disk that is left to
+  // Prepare. FAILED_PRECONDITION: another process has the lock (nothing is touched; the message
+  // names its pid), the directory has a version this program does not know, or it holds something
+  // else than a store.
   static absl::StatusOr<std::unique_ptr<StoreDirectory>> Open(absl::string_view path);
   ~StoreDirectory();
 
   StoreDirectory(const StoreDirectory&) = delete;
   StoreDirectory& operator=(const StoreDirectory&) = delete;
+
+  // Creates what Open could not. Nothing else may be written before it has succeeded.
+  absl::Status Prepare() const;
 
   std::string db() const { return path_ + "/db"; }
   std::string aside() const { return path_ + "/db.corrupt"; }
@@ -48,6 +52,8 @@ class StoreDirectory {
 
   // Renames db/, if there is one, to db.corrupt/, in place of an older one.
   absl::Status MoveDatabaseAside() const;
+  // What a failed creation has left.
+  void RemoveDatabase() const;
   bool HasAside() const;
   void RemoveAside() const;
   // Writes and removes a file of `bytes`: does the disk take anything?

@@ -171,8 +171,9 @@ bool TieredCache::RemoveKeyLocked(const CacheKey& key, RemoveReason reason, Stat
   const bool being_written = persisting_.has_value() && persisting_->record.info->key == key;
   queue_.Cancel(key.encoded());
   if (entry != nullptr) DoomLocked(entry, reason, after);
-  if (deps_.store != nullptr) deps_.store->Forget(key, next_generation_ - 1);
-  if (stored || being_written) {
+  // A put that has not reached the disk may have forgotten an older record, which is still there.
+  const bool forgotten = deps_.store != nullptr && deps_.store->Forget(key, next_generation_ - 1);
+  if (stored || being_written || forgotten) {
     RemoveStoredLocked(key, next_generation_ - 1, std::move(removed), after);
   } else if (removed) {
     after.Add([removed = std::move(removed)]() mutable { removed(absl::OkStatus()); });

@@ -259,6 +259,7 @@ TEST_P(PersistentStoreTest, NeverReturnsOtherBytesUnderConcurrentUse) {
   constexpr int kKeys = 20;
   std::atomic<uint64_t> generation{0};
   std::atomic<uint64_t> hits{0};
+  std::atomic<int> writing{2};
   std::vector<std::thread> threads;
   for (int t = 0; t < 2; ++t) {
     threads.emplace_back([&, t] {
@@ -273,10 +274,11 @@ TEST_P(PersistentStoreTest, NeverReturnsOtherBytesUnderConcurrentUse) {
           EXPECT_TRUE(store_->Flush().ok());
         }
       }
+      --writing;
     });
     threads.emplace_back([&] {
       std::string bytes(100'000, '\0');
-      for (int i = 0; i < 2000; ++i) {
+      for (int i = 0; i < 2000 || writing > 0; ++i) {
         const CacheKey key = TestKey(absl::StrCat(i % kKeys));
         const auto place = store_->Find(key);
         if (!place) continue;

@@ -234,6 +234,23 @@ TEST_F(TieredCacheDiskTest, ADeletedEntryDoesNotComeBackFromAWriteInFlight) {
   EXPECT_FALSE(Get("a").hit());
 }
 
+TEST_F(TieredCacheDiskTest, ADeleteIsAnsweredOnlyWhenTheRecordOfAnEarlierPutIsGoneFromTheDiskToo) {
+  StartWithStore(100, 0);
+  ASSERT_TRUE(Put("a", 3, 'a').ok());
+  Settle();
+  ASSERT_TRUE(Put("b", 3, 'b').ok());  // the one being written
+  ASSERT_TRUE(Put("a", 3, 'c').ok());  // queued
+  bool answered = false;
+  cache_->Delete(TestKey("a"), [&](const absl::StatusOr<bool>& existed) {
+    EXPECT_TRUE(*existed);
+    answered = true;
+  });
+  EXPECT_FALSE(answered) << "the first record is still on disk";
+  Settle();
+  EXPECT_TRUE(answered);
+  EXPECT_FALSE(store_.Find(TestKey("a")).has_value());
+}
+
 TEST_F(TieredCacheDiskTest, ADeleteDuringALoadWins) {
   StartWithStore(100, 0);
   ASSERT_TRUE(Put("a", 1).ok());
