@@ -334,6 +334,7 @@ void RpcServer::Impl::RegisterMethods() {
   Register(admin, &AsyncAdmin::RequestClear, admin_, &AdminService::Clear);
   Register(admin, &AsyncAdmin::RequestDrain, admin_, &AdminService::Drain);
   Register(admin, &AsyncAdmin::RequestSetLogLevel, admin_, &AdminService::SetLogLevel);
+  Register(admin, &AsyncAdmin::RequestVerifyL3, admin_, &AdminService::VerifyL3);
   Register(admin, &AsyncAdmin::RequestSessions, admin_, &AdminService::Sessions);
   Register(&async_health_, &AsyncHealth::RequestCheck, &health_, &HealthService::Check);
 }
