@@ -139,6 +139,7 @@ TEST_F(CliTest, AVisionCacheOfOMlxIsImportedByItsImageHashAndModelName) {
   tensor.name = "tensor_0";
   tensor.dtype = client::DType::kBF16;
   tensor.shape = {1, 4, 8};
+  tensor.bytes = 64;
   const std::vector<uint8_t> bytes(64, 7);
   const absl::Status written = WriteSafetensors(
       folder + "/" + std::string(64, 'b') + ".safetensors", {tensor}, {client::Bytes(bytes)},
