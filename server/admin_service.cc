@@ -100,6 +100,20 @@ void AdminService::SetLogLevel(const CallContext& context, const v1::SetLogLevel
   done(absl::InvalidArgumentError("level: must be trace, debug, info, warn, error or off"));
 }
 
+void AdminService::VerifyL3(const CallContext& context, const v1::VerifyL3Request& request,
+                            v1::VerifyL3Response* response, Done done) {
+  deps_.cache->CheckStore(
+      [response, done = std::move(done)](absl::StatusOr<TieredCache::StoreCheck> check) mutable {
+        if (check.ok()) {
+          response->set_records(check->records);
+          response->set_bytes(check->bytes);
+          response->set_damaged(check->damaged);
+          response->set_unreadable(check->failed);
+        }
+        done(check.status());
+      });
+}
+
 void AdminService::Sessions(const CallContext& context, const v1::SessionsRequest& request,
                             v1::SessionsResponse* response, Done done) {
   for (const SessionSnapshot& session : deps_.registry->Sessions()) {

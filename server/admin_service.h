@@ -37,6 +37,8 @@ class AdminService {
              v1::DrainResponse* response, Done done);
   void SetLogLevel(const CallContext& context, const v1::SetLogLevelRequest& request,
                    v1::SetLogLevelResponse* response, Done done);
+  void VerifyL3(const CallContext& context, const v1::VerifyL3Request& request,
+                v1::VerifyL3Response* response, Done done);
   void Sessions(const CallContext& context, const v1::SessionsRequest& request,
                 v1::SessionsResponse* response, Done done);
 

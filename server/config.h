@@ -30,6 +30,8 @@ inline constexpr int kExitConfig =
 
 struct Config {
   enum class L3Write { kThrough, kEvict, kOff };
+  enum class L3Admit { kAlways, kSecondHit };
+  enum class L3Read { kBuffered, kDirect };
 
   // Where it listens.
   std::string socket_dir;
@@ -50,6 +52,8 @@ struct Config {
   std::string l3_dir;
   uint64_t l3_capacity_bytes = uint64_t{10} << 30;
   L3Write l3_write = L3Write::kThrough;
+  L3Admit l3_admit = L3Admit::kAlways;
+  L3Read l3_read = L3Read::kBuffered;
   uint64_t l3_queue_entries = 4096;
   uint64_t l3_queue_bytes = uint64_t{1} << 30;
 

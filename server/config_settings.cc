@@ -279,6 +279,15 @@ std::vector<Setting> PlaceAndMemorySettings() {
                                {"off", Config::L3Write::kOff}},
                               "when an entry is written to L3: after its commit, when memory "
                               "evicts it, or never (no L3)"),
+      Choice<Config::L3Admit>(
+          "l3-admit", &Config::l3_admit,
+          {{"always", Config::L3Admit::kAlways}, {"second-hit", Config::L3Admit::kSecondHit}},
+          "which entries are written to L3: all, or those that are asked for "
+          "or put a second time, which spares the SSD"),
+      Choice<Config::L3Read>(
+          "l3-read", &Config::l3_read,
+          {{"buffered", Config::L3Read::kBuffered}, {"direct", Config::L3Read::kDirect}},
+          "whether reads of L3 go through the page cache or around it"),
       Count("l3-queue-entries", &Config::l3_queue_entries, 1, 1'000'000,
             "writes waiting for the SSD; more are dropped"),
       Size("l3-queue-bytes", &Config::l3_queue_bytes, kMiB, kMaxMemoryBytes,

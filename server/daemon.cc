@@ -43,6 +43,8 @@ TieredCacheOptions MakeCacheOptions(const Config& config) {
   options.l2 = {config.l2_capacity_bytes, config.segment_bytes, config.l2_max_entries};
   options.l3_write =
       config.l3_write == Config::L3Write::kEvict ? L3WriteMode::kEvict : L3WriteMode::kThrough;
+  options.l3_admit =
+      config.l3_admit == Config::L3Admit::kSecondHit ? L3Admit::kSecondHit : L3Admit::kAlways;
   options.l3_queue_entries = config.l3_queue_entries;
   options.l3_queue_bytes = config.l3_queue_bytes;
   options.reservation_ttl = config.reservation_ttl;
@@ -113,6 +115,7 @@ absl::Status Daemon::OpenCache() {
     RocksDbStoreOptions options;
     options.path = config_.l3_dir;
     options.capacity_bytes = config_.l3_capacity_bytes;
+    options.direct_reads = config_.l3_read == Config::L3Read::kDirect;
     options.log = [](absl::string_view line) { spdlog::warn("l3: {}", std::string(line)); };
     auto store = RocksDbStore::Open(options);
     if (!store.ok()) return InContext("--l3-dir", store.status());

@@ -52,6 +52,7 @@ struct CacheEntry {
   bool doomed = false;      // unreachable by key
   bool called_off = false;  // kDemoting, kWritingBack: stay after all
   bool saved = false;       // L3 has this generation
+  bool admitted = false;    // may be written to L3
   bool queued = false;      // waits in the persist queue
   uint32_t pins = 0;        // ReadHandles
   uint32_t io_pins = 0;     // copies out of (or into) `range` that end by themselves

@@ -40,6 +40,9 @@ class MemoryStore final : public PersistentStore {
                    const std::atomic<bool>& cancelled) override;
   std::optional<StoredPlace> Find(const CacheKey& key) const override;
   absl::StatusOr<StoredRecord> Read(const CacheKey& key, uint64_t generation, char* to) override;
+  absl::StatusOr<StoredRecord> Check(const CacheKey& key, uint64_t generation, char* to) override {
+    return Read(key, generation, to);
+  }
   bool Forget(const CacheKey& key, uint64_t generation) override;
   absl::Status Remove(const CacheKey& key, uint64_t generation) override;
   absl::Status SetModelEpoch(absl::string_view model, uint64_t epoch) override;

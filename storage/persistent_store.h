@@ -74,6 +74,10 @@ class PersistentStore {
   // gone meanwhile. DATA_LOSS: damaged; the record has been removed. Others: I/O.
   virtual absl::StatusOr<StoredRecord> Read(const CacheKey& key, uint64_t generation, char* to) = 0;
 
+  // The same without counting as a use of the record.
+  virtual absl::StatusOr<StoredRecord> Check(const CacheKey& key, uint64_t generation,
+                                             char* to) = 0;
+
   // From now on no record of `key` up to `generation` is found. Not durable by itself: true when it
   // takes a Remove to make it, or an earlier one, so.
   virtual bool Forget(const CacheKey& key, uint64_t generation) = 0;

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "storage/byte_codec.h"
+#include "storage/check.h"
 
 namespace embcache {
 namespace {
@@ -68,6 +69,22 @@ TensorSpec ReadTensor(ByteReader& reader) {
 
 PayloadHash HashPayload(const char* data, uint64_t bytes) {
   const XXH128_hash_t hash = XXH3_128bits(data, bytes);
+  return {hash.low64, hash.high64};
+}
+
+PayloadHasher::PayloadHasher() : state_(XXH3_createState()) {
+  EMB_CHECK(state_ != nullptr);
+  XXH3_128bits_reset(state_);
+}
+
+PayloadHasher::~PayloadHasher() { XXH3_freeState(state_); }
+
+void PayloadHasher::Add(const char* data, uint64_t bytes) {
+  XXH3_128bits_update(state_, data, bytes);
+}
+
+PayloadHash PayloadHasher::Finish() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(state_);
   return {hash.low64, hash.high64};
 }
 

@@ -16,6 +16,8 @@
 #include "absl/time/time.h"
 #include "storage/persistent_store.h"
 
+struct XXH3_state_s;
+
 namespace embcache {
 
 // Written to the directory's FORMAT file. Raise it with every change of what is described here.
@@ -34,6 +36,21 @@ struct PayloadHash {
 };
 
 PayloadHash HashPayload(const char* data, uint64_t bytes);
+
+// The same of a payload that comes in pieces.
+class PayloadHasher {
+ public:
+  PayloadHasher();
+  ~PayloadHasher();
+  PayloadHasher(const PayloadHasher&) = delete;
+  PayloadHasher& operator=(const PayloadHasher&) = delete;
+
+  void Add(const char* data, uint64_t bytes);
+  PayloadHash Finish() const;
+
+ private:
+  XXH3_state_s* const state_;
+};
 
 struct RecordHeader {
   StoredRecord record;

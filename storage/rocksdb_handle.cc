@@ -1,5 +1,6 @@
 #include "storage/rocksdb_handle.h"
 
+#include <pthread.h>
 #include <rocksdb/convenience.h>
 #include <rocksdb/sst_file_writer.h>
 #include <sys/stat.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -46,6 +48,8 @@ absl::string_view AsView(const Slice& slice) { return {slice.data(), slice.size(
 rocksdb::ReadOptions StoreReadOptions() {
   rocksdb::ReadOptions options;
   options.fill_cache = false;
+  // Also of records, which have checksums of their own: this RocksDB asserts, and so ends the
+  // process, on some blocks whose damage it has not found before.
   options.verify_checksums = true;
   return options;
 }
@@ -88,6 +92,63 @@ rocksdb::Status WriteRecord(rocksdb::SstFileWriter& writer, uint64_t file, uint3
   return status;
 }
 
+// Reads one record's parts in their order, from part `first` (0 is the header) on. One pass over
+// neighbours: header and first chunk are often one block.
+class RecordCursor {
+ public:
+  RecordCursor(rocksdb::DB* db, const IndexEntry& at, uint64_t first)
+      : at_(at), end_(PayloadKey(at.file, at.entry + 1, 0)), bound_(end_) {
+    rocksdb::ReadOptions options = StoreReadOptions();
+    options.iterate_upper_bound = &bound_;
+    cursor_.reset(db->NewIterator(options));
+    cursor_->Seek(PayloadKey(at.file, at.entry, static_cast<uint32_t>(first)));
+  }
+
+  absl::StatusOr<RecordHeader> ReadHeader(const CacheKey& key) {
+    if (absl::Status there = At(0); !there.ok()) return there;
+    absl::StatusOr<RecordHeader> header = DecodeHeader(AsView(cursor_->value()));
+    if (!header.ok()) return header.status();
+    const EntryInfo& info = *header->record.info;
+    if (!(info.key == key) || header->record.generation != at_.generation ||
+        info.payload_bytes() != at_.payload_bytes) {
+      return absl::DataLossError(absl::StrCat(RecordName(at_), ": another record"));
+    }
+    if (at_.payload_bytes > 0) cursor_->Next();
+    return header;
+  }
+
+  // Chunks [begin, end), counted from 0, to their places in the payload that begins at `to`.
+  absl::Status ReadChunks(uint64_t begin, uint64_t end, char* to, PayloadHasher* hasher) {
+    for (uint64_t chunk = begin; chunk < end; ++chunk) {
+      if (absl::Status there = At(static_cast<uint32_t>(1 + chunk)); !there.ok()) return there;
+      const uint64_t done = chunk * kChunkBytes;
+      const Slice value = cursor_->value();
+      if (value.size() != std::min(kChunkBytes, at_.payload_bytes - done)) {
+        return absl::DataLossError(absl::StrCat(RecordName(at_), ": a chunk has another size"));
+      }
+      std::memcpy(to + done, value.data(), value.size());
+      // Of what was copied, while it is in the processor's cache.
+      if (hasher != nullptr) hasher->Add(to + done, value.size());
+      if (chunk + 1 < end) cursor_->Next();
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status At(uint32_t part) const {
+    if (!cursor_->status().ok()) return ReadFailure(cursor_->status(), RecordName(at_));
+    if (cursor_->Valid() && cursor_->key() == PayloadKey(at_.file, at_.entry, part)) {
+      return absl::OkStatus();
+    }
+    return absl::DataLossError(absl::StrCat(RecordName(at_), ": part ", part, " is missing"));
+  }
+
+  const IndexEntry at_;
+  const std::string end_;
+  const Slice bound_;
+  std::unique_ptr<rocksdb::Iterator> cursor_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbHandle::Open(const RocksDbSettings& settings,
@@ -100,7 +161,7 @@ absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbHandle::Open(const RocksDb
                                      ? rocksdb::DB::OpenForReadOnly(options, settings.path, &db)
                                      : rocksdb::DB::Open(options, settings.path, &db);
   if (!status.ok()) return FromRocksDb(status, absl::StrCat("open ", settings.path));
-  return std::unique_ptr<RocksDbHandle>(new RocksDbHandle(db));
+  return std::unique_ptr<RocksDbHandle>(new RocksDbHandle(db, settings.direct_reads));
 }
 
 absl::StatusOr<std::vector<RocksDbHandle::LiveFile>> RocksDbHandle::LiveFiles() const {
@@ -143,39 +204,33 @@ absl::StatusOr<std::vector<FooterEntry>> RocksDbHandle::ReadFooter(uint64_t file
 
 absl::StatusOr<StoredRecord> RocksDbHandle::ReadRecord(const CacheKey& key, const IndexEntry& at,
                                                        char* to) const {
-  const std::string first = PayloadKey(at.file, at.entry, 0);
-  const std::string end = PayloadKey(at.file, at.entry + 1, 0);
-  const Slice bound(end);
-  rocksdb::ReadOptions options = StoreReadOptions();
-  options.iterate_upper_bound = &bound;
-  // One pass over neighbours: header and first chunk are often one block.
-  const std::unique_ptr<rocksdb::Iterator> cursor(db_->NewIterator(options));
-  cursor->Seek(first);
-  if (!cursor->status().ok()) return ReadFailure(cursor->status(), RecordName(at));
-  if (!cursor->Valid() || cursor->key() != first) {
-    return absl::DataLossError(absl::StrCat(RecordName(at), ": not there"));
+  const uint64_t chunks = (at.payload_bytes + kChunkBytes - 1) / kChunkBytes;
+  // Around the page cache nobody reads ahead: two halves at a time keep the disk busy. For a few
+  // chunks a thread costs more than it brings.
+  constexpr uint64_t kChunksForTwo = 8;
+  const uint64_t here = direct_reads_ && chunks >= kChunksForTwo ? (chunks + 1) / 2 : chunks;
+  absl::Status other_half;
+  std::thread helper;
+  if (here < chunks) {
+    helper = std::thread([&] {
+      pthread_setname_np(pthread_self(), "l3-read");
+      RecordCursor cursor(db_.get(), at, 1 + here);
+      other_half = cursor.ReadChunks(here, chunks, to, nullptr);
+    });
   }
-  absl::StatusOr<RecordHeader> header = DecodeHeader(AsView(cursor->value()));
-  if (!header.ok()) return header.status();
-  const EntryInfo& info = *header->record.info;
-  if (!(info.key == key) || header->record.generation != at.generation ||
-      info.payload_bytes() != at.payload_bytes) {
-    return absl::DataLossError(absl::StrCat(RecordName(at), ": another record"));
+  RecordCursor cursor(db_.get(), at, 0);
+  PayloadHasher hasher;
+  absl::StatusOr<RecordHeader> header = cursor.ReadHeader(key);
+  absl::Status status = header.status();
+  if (status.ok()) status = cursor.ReadChunks(0, here, to, &hasher);
+  if (helper.joinable()) {
+    helper.join();
+    status.Update(other_half);
+    const uint64_t done = here * kChunkBytes;
+    if (status.ok()) hasher.Add(to + done, at.payload_bytes - done);
   }
-  uint32_t chunk = 1;
-  for (uint64_t done = 0; done < at.payload_bytes; done += kChunkBytes) {
-    const uint64_t bytes = std::min(kChunkBytes, at.payload_bytes - done);
-    cursor->Next();
-    if (!cursor->Valid() && !cursor->status().ok()) {
-      return ReadFailure(cursor->status(), RecordName(at));
-    }
-    if (!cursor->Valid() || cursor->key() != PayloadKey(at.file, at.entry, chunk++) ||
-        cursor->value().size() != bytes) {
-      return absl::DataLossError(absl::StrCat(RecordName(at), ": a chunk is missing"));
-    }
-    std::memcpy(to + done, cursor->value().data(), bytes);
-  }
-  if (HashPayload(to, at.payload_bytes) != header->hash) {
+  if (!status.ok()) return status;
+  if (hasher.Finish() != header->hash) {
     return absl::DataLossError(absl::StrCat(RecordName(at), ": payload checksum differs"));
   }
   return std::move(header->record);

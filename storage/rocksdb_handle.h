@@ -31,6 +31,7 @@ struct RocksDbSettings {
   std::string path;
   uint64_t capacity_bytes = 0;
   int max_open_files = 512;
+  bool direct_reads = false;
   rocksdb::Env* env = nullptr;  // not owned; nullptr: the default one
   // Called by RocksDB's threads too; must be quick and call nothing of the store's.
   std::function<void(absl::string_view)> log;
@@ -76,9 +77,10 @@ class RocksDbHandle {
   absl::Status Drop(uint64_t file);
 
  private:
-  explicit RocksDbHandle(rocksdb::DB* db) : db_(db) {}
+  RocksDbHandle(rocksdb::DB* db, bool direct_reads) : db_(db), direct_reads_(direct_reads) {}
 
   const std::unique_ptr<rocksdb::DB> db_;
+  const bool direct_reads_;
 };
 
 }  // namespace embcache

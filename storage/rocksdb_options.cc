@@ -79,6 +79,7 @@ rocksdb::Options StoreRocksDbOptions(const RocksDbSettings& settings) {
   options.paranoid_checks = false;
   options.allow_fallocate = false;
   options.max_open_files = settings.max_open_files;
+  options.use_direct_reads = settings.direct_reads;
   options.max_background_jobs = 2;
   options.max_manifest_file_size =
       std::clamp<uint64_t>(settings.capacity_bytes / 64, 64 * 1024, 4 << 20);

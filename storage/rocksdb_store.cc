@@ -139,6 +139,16 @@ std::shared_ptr<const PendingRecord> RocksDbStore::PendingAtLocked(const IndexEn
 
 absl::StatusOr<StoredRecord> RocksDbStore::Read(const CacheKey& key, uint64_t generation,
                                                 char* to) {
+  return ReadAs(key, generation, /*touch=*/true, to);
+}
+
+absl::StatusOr<StoredRecord> RocksDbStore::Check(const CacheKey& key, uint64_t generation,
+                                                 char* to) {
+  return ReadAs(key, generation, /*touch=*/false, to);
+}
+
+absl::StatusOr<StoredRecord> RocksDbStore::ReadAs(const CacheKey& key, uint64_t generation,
+                                                  bool touch, char* to) {
   std::shared_ptr<const PendingRecord> pending;
   std::shared_ptr<RocksDbHandle> db;
   IndexEntry at;
@@ -158,22 +168,23 @@ absl::StatusOr<StoredRecord> RocksDbStore::Read(const CacheKey& key, uint64_t ge
       ++readers_[phase];
     }
   }
-  if (pending != nullptr) return ReadPending(*pending, to);
+  if (pending != nullptr) return ReadPending(*pending, touch, to);
   absl::StatusOr<StoredRecord> record = db->ReadRecord(key, at, to);
   db.reset();
   absl::MutexLock lock(&mu_);
   --readers_[phase];
   if (!record.ok()) return ReadFailedLocked(key, at, record.status());
-  index_.Touch(key, generation);
+  if (touch) index_.Touch(key, generation);
   return record;
 }
 
-absl::StatusOr<StoredRecord> RocksDbStore::ReadPending(const PendingRecord& pending, char* to) {
+absl::StatusOr<StoredRecord> RocksDbStore::ReadPending(const PendingRecord& pending, bool touch,
+                                                       char* to) {
   std::memcpy(to, pending.payload.get(), pending.payload_bytes());
   const bool intact = HashPayload(to, pending.payload_bytes()) == pending.hash;
   absl::MutexLock lock(&mu_);
   if (intact) {
-    index_.Touch(pending.key(), pending.record.generation);
+    if (touch) index_.Touch(pending.key(), pending.record.generation);
     return pending.record;
   }
   ++corruptions_;

@@ -68,6 +68,7 @@ struct RocksDbStoreOptions {
   uint64_t min_free_bytes = uint64_t{32} << 20;
   uint64_t max_files = 4000;
   int max_open_files = 512;
+  bool direct_reads = false;  // around the page cache
   // Without it nothing happens by age until somebody calls Tick.
   bool background_thread = true;
   // How RocksDB reaches the disk, for tests; not owned. nullptr: the real one.
@@ -92,6 +93,7 @@ class RocksDbStore final : public PersistentStore {
                    const std::atomic<bool>& cancelled) override;
   std::optional<StoredPlace> Find(const CacheKey& key) const override;
   absl::StatusOr<StoredRecord> Read(const CacheKey& key, uint64_t generation, char* to) override;
+  absl::StatusOr<StoredRecord> Check(const CacheKey& key, uint64_t generation, char* to) override;
   bool Forget(const CacheKey& key, uint64_t generation) override;
   absl::Status Remove(const CacheKey& key, uint64_t generation) override;
   absl::Status SetModelEpoch(absl::string_view model, uint64_t epoch) override;
@@ -132,7 +134,9 @@ class RocksDbStore final : public PersistentStore {
   void ReleaseLocked(const IndexEntry& removed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<const PendingRecord> PendingAtLocked(const IndexEntry& at) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<StoredRecord> ReadPending(const PendingRecord& pending, char* to);
+  absl::StatusOr<StoredRecord> ReadAs(const CacheKey& key, uint64_t generation, bool touch,
+                                      char* to);
+  absl::StatusOr<StoredRecord> ReadPending(const PendingRecord& pending, bool touch, char* to);
   absl::Status ReadFailedLocked(const CacheKey& key, const IndexEntry& at, absl::Status failure)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Due DueLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -23,7 +23,11 @@ std::shared_ptr<RocksDbHandle> RocksDbStore::handle() const {
 }
 
 RocksDbSettings RocksDbStore::HandleSettings() const {
-  return {directory_->db(), options_.capacity_bytes, options_.max_open_files, options_.env,
+  return {directory_->db(),
+          options_.capacity_bytes,
+          options_.max_open_files,
+          options_.direct_reads,
+          options_.env,
           options_.log};
 }
 

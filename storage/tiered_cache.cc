@@ -260,7 +260,10 @@ LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const Look
     return LookupResult{.handle = {}, .source = source, .reason = MissReason::kMismatch};
   }
   if (entry->hook.linked()) TierOf(entry->tier).policy->Touch(&entry->hook);
-  if (waiter.counted) CountHitLocked(*entry, source);
+  if (waiter.counted) {
+    CountHitLocked(*entry, source);
+    RequestedLocked(entry, after);
+  }
   return LookupResult{.handle = PinLocked(entry), .source = source};
 }
 

@@ -47,6 +47,7 @@
 #include "storage/entry.h"
 #include "storage/eviction_policy.h"
 #include "storage/executor.h"
+#include "storage/ghost_set.h"
 #include "storage/memory_resource.h"
 #include "storage/memory_tier.h"
 #include "storage/persist_queue.h"
@@ -61,10 +62,21 @@ enum class L3WriteMode {
   kEvict,    // when L2 (or L1, without L2) evicts it
 };
 
+// Which entries are.
+enum class L3Admit {
+  kAlways,
+  // Those asked for again: by a hit, or by another put of a key that was put before, as far as the
+  // last kGhostKeys of those are remembered.
+  kSecondHit,
+};
+
 struct TieredCacheOptions {
+  static constexpr size_t kGhostKeys = 65536;
+
   MemoryTierOptions l1;
   MemoryTierOptions l2;  // capacity_bytes 0 = no such tier
   L3WriteMode l3_write = L3WriteMode::kThrough;
+  L3Admit l3_admit = L3Admit::kAlways;
   // Writes waiting for the disk: the newest is dropped when either bound is reached.
   uint64_t l3_queue_entries = 4096;
   uint64_t l3_queue_bytes = uint64_t{1} << 30;
@@ -185,6 +197,17 @@ class TieredCache {
 
   // Answers when all that was committed before is on disk. FAILED_PRECONDITION without L3.
   void Flush(StatusCallback done);
+
+  struct StoreCheck {
+    uint64_t records = 0;  // that were right
+    uint64_t bytes = 0;    // of them
+    uint64_t damaged = 0;  // and are removed now
+    uint64_t failed = 0;   // could not be read
+  };
+  using CheckCallback = absl::AnyInvocable<void(absl::StatusOr<StoreCheck>)>;
+  // Reads all that is in L3 in the background, one record after the other. FAILED_PRECONDITION
+  // without L3 or while another check runs.
+  void CheckStore(CheckCallback done);
 
   // Gives up reservations past their time and drops entries past theirs. Call it every 100 ms or
   // so.
@@ -386,6 +409,8 @@ class TieredCache {
   void FinishLoad(CacheEntry* entry, absl::StatusOr<StoredRecord> record);
   void FinishLoadLocked(CacheEntry* entry, absl::StatusOr<StoredRecord> record, AfterUnlock& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A request for the entry, which may be the one that admits it to L3.
+  void RequestedLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, AfterUnlock& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KickPersistLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -402,6 +427,7 @@ class TieredCache {
   void RemoveStoredLocked(const CacheKey& key, uint64_t generation, StatusCallback done,
                           AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OperationEndedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<StoreCheck> RunCheck() ABSL_LOCKS_EXCLUDED(mu_);
 
   const TieredCacheOptions options_;
   const TieredCacheDeps deps_;
@@ -419,9 +445,11 @@ class TieredCache {
   ReservationId next_reservation_ ABSL_GUARDED_BY(mu_) = 1;
   CacheStats totals_ ABSL_GUARDED_BY(mu_);  // the counters only
   PersistQueue queue_ ABSL_GUARDED_BY(mu_);
+  GhostSet put_before_ ABSL_GUARDED_BY(mu_){TieredCacheOptions::kGhostKeys};
   std::optional<PersistItem> persisting_ ABSL_GUARDED_BY(mu_);  // the one being written
   std::vector<std::pair<uint64_t, StatusCallback>> flushes_ ABSL_GUARDED_BY(mu_);
   uint64_t operations_ ABSL_GUARDED_BY(mu_) = 0;  // copies and disk work in flight
+  bool checking_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -177,6 +177,12 @@ void TieredCache::FinishLoadLocked(CacheEntry* entry, absl::StatusOr<StoredRecor
 
 // --- Writes -------------------------------------------------------------------------------------
 
+void TieredCache::RequestedLocked(CacheEntry* entry, AfterUnlock& after) {
+  if (entry->admitted || entry->saved || entry->doomed || deps_.store == nullptr) return;
+  entry->admitted = true;
+  if (options_.l3_write == L3WriteMode::kThrough) QueueForDiskLocked(entry, false, after);
+}
+
 void TieredCache::QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, AfterUnlock& after) {
   if (deps_.store == nullptr) return;
   PersistItem item;

@@ -183,7 +183,9 @@ absl::StatusOr<ReadHandle> TieredCache::CommitLocked(ReservationId id, Reservati
   ++totals_.saves;
   ++entry->model->stats.saves;
   ReadHandle handle = PinLocked(entry);
-  if (options_.l3_write == L3WriteMode::kThrough) {
+  entry->admitted =
+      options_.l3_admit == L3Admit::kAlways || put_before_.See(entry->info->key.encoded());
+  if (options_.l3_write == L3WriteMode::kThrough && entry->admitted) {
     QueueForDiskLocked(entry, replaces_stored, after);
   } else if (replaces_stored) {
     RemoveStoredLocked(key, entry->generation - 1, {}, after);

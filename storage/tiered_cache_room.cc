@@ -224,7 +224,8 @@ void TieredCache::LeaveMemoryLocked(CacheEntry* entry, AfterUnlock& after) {
   entry->state = EntryState::kWritingBack;
   const bool being_written =
       persisting_.has_value() && persisting_->record.generation == entry->generation;
-  if (options_.l3_write == L3WriteMode::kEvict && !entry->saved && !being_written) {
+  if (options_.l3_write == L3WriteMode::kEvict && entry->admitted && !entry->saved &&
+      !being_written) {
     QueueForDiskLocked(entry, false, after);
   }
   if (!entry->queued) {

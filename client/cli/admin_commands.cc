@@ -1,5 +1,6 @@
-// clear, flush, epoch, drain, log-level: what changes the daemon as a whole.
+// clear, flush, l3, epoch, drain, log-level: what changes the daemon as a whole.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -57,6 +58,59 @@ int RunEpoch(const Context& context, const std::string& model) {
   return kExitOk;
 }
 
+// As long as the disk takes, unless --timeout asks for more.
+constexpr double kVerifyTimeoutSeconds = 3600;
+
+int RunVerifyL3(const Context& given) {
+  Context context = given;
+  context.timeout_s = std::max(context.timeout_s, kVerifyTimeoutSeconds);
+  int worst = kExitOk;
+  const int called =
+      RunAdmin(context, &v1::Admin::Stub::VerifyL3, v1::VerifyL3Request(), v1::VerifyL3Response(),
+               [&worst](const v1::VerifyL3Response& response, Json* json) {
+                 (*json)["records"] = response.records();
+                 (*json)["bytes"] = response.bytes();
+                 (*json)["damaged"] = response.damaged();
+                 (*json)["unreadable"] = response.unreadable();
+                 if (response.damaged() + response.unreadable() > 0) {
+                   worst = kExitFailed;
+                 }
+               });
+  return std::max(called, worst);
+}
+
+int RunStatL3(const Context& context) {
+  auto client = context.Connect(client::Role::kReader);
+  if (!client.ok()) return context.Fail(client.status());
+  const absl::StatusOr<std::string> text = (*client)->StatsJson();
+  if (!text.ok()) return context.Fail(text.status());
+  const Json stats = Json::parse(*text);
+  Json l3 = stats.value("l3", Json::object());
+  for (const Json& tier : stats.value("tiers", Json::array())) {
+    if (tier.value("tier", "") != "L3") continue;
+    for (const char* name : {"entries", "used_bytes", "capacity_bytes", "hits", "evictions"}) {
+      if (tier.contains(name)) l3[name] = tier[name];
+    }
+  }
+  if (context.json) {
+    *context.out << Dump(l3) << '\n';
+    return kExitOk;
+  }
+  for (const auto& [name, value] : l3.items()) *context.out << name << ' ' << Dump(value) << '\n';
+  return kExitOk;
+}
+
+void AddL3Commands(CLI::App& app, const Context& context, Action* action) {
+  CLI::App* l3 = app.add_subcommand("l3", "The SSD tier");
+  l3->require_subcommand(1);
+  CLI::App* command = l3->add_subcommand(
+      "verify",
+      "Read and check all that is on the SSD; what is damaged is removed. Exit code 4: some was");
+  command->callback([&context, action] { *action = [&context] { return RunVerifyL3(context); }; });
+  command = l3->add_subcommand("stat", "Show its counters");
+  command->callback([&context, action] { *action = [&context] { return RunStatL3(context); }; });
+}
+
 }  // namespace
 
 void AddAdminCommands(CLI::App& app, const Context& context, Action* action) {
@@ -82,6 +136,8 @@ void AddAdminCommands(CLI::App& app, const Context& context, Action* action) {
                       [](const v1::FlushResponse&, Json* json) { (*json)["flushed"] = true; });
     };
   });
+
+  AddL3Commands(app, context, action);
 
   auto model = std::make_shared<std::string>();
   command = app.add_subcommand(

@@ -46,7 +46,7 @@ absl::StatusOr<std::string> Unhex(absl::string_view field, absl::string_view tex
 
 // What the file's metadata alone say of the key and cost.
 absl::StatusOr<std::string> HashFrom(const Metadata& metadata) {
-  for (const char* name : {kContentHash, "image_sha256"}) {
+  for (const char* name : {kContentHash, "image_sha256", "image_hash"}) {
     if (const std::string* hex = Find(metadata, name)) return Unhex(name, *hex);
   }
   return std::string();
@@ -55,6 +55,7 @@ absl::StatusOr<std::string> HashFrom(const Metadata& metadata) {
 std::string ModelFrom(const Metadata& metadata) {
   const std::string* model = Find(metadata, kModel);
   if (model == nullptr) model = Find(metadata, "model");
+  if (model == nullptr) model = Find(metadata, "model_name");
   return model == nullptr ? "" : *model;
 }
 

@@ -110,6 +110,13 @@ absl::Status PutL3(Report* report);
 absl::Status Entries(Report* report);
 absl::Status Arena(Report* report);
 absl::Status File2Mb(Report* report);
+absl::Status L3Write(Report* report);
+absl::Status L3ReadWarm2Mb(Report* report);
+absl::Status L3ReadWarm16Mb(Report* report);
+absl::Status L3ReadCold(Report* report);
+absl::Status L3ReadDirect(Report* report);
+absl::Status L3Open(Report* report);
+absl::Status L3WriteAmplification(Report* report);
 
 }  // namespace embcache::bench
 

@@ -130,6 +130,69 @@ TEST_F(CliTest, ABadFileFailsAloneAndShowsInTheExitCode) {
   EXPECT_EQ(json::parse(outcome.out).at("imported"), 7);
 }
 
+// What oMLX keeps of a vision encoder: DIR/HEX/SHA256.safetensors.
+TEST_F(CliTest, AVisionCacheOfOMlxIsImportedByItsImageHashAndModelName) {
+  const std::string hash(64, 'a');
+  const std::string folder = daemon_.directory() + "/vision/aa";
+  fs::create_directories(folder);
+  client::TensorSpec tensor;
+  tensor.name = "tensor_0";
+  tensor.dtype = client::DType::kBF16;
+  tensor.shape = {1, 4, 8};
+  tensor.bytes = 64;
+  const std::vector<uint8_t> bytes(64, 7);
+  const absl::Status written = WriteSafetensors(
+      folder + "/" + std::string(64, 'b') + ".safetensors", {tensor}, {client::Bytes(bytes)},
+      {{"image_hash", hash}, {"model_name", "Qwen2.5-VL-7B"}, {"num_tensors", "1"}});
+  ASSERT_TRUE(written.ok()) << written;
+  EXPECT_EQ(CtlJson({"import", daemon_.directory() + "/vision"}).at("imported"), 1);
+  const json got = CtlJson({"get", "--model", "Qwen2.5-VL-7B", "--hash", hash});
+  EXPECT_EQ(got.at("hit"), true);
+  EXPECT_EQ(got.at("tensors")[0].at("shape"), json({1, 4, 8}));
+  EXPECT_EQ(got.at("metadata").at("num_tensors"), "1");
+  const std::string out = daemon_.directory() + "/out";
+  EXPECT_EQ(CtlJson({"export", "--out", out}).at("exported"), 1);
+  const auto file = SafetensorsFile::Open(fs::directory_iterator(out)->path().string());
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->metadata().at("image_hash"), hash);
+  EXPECT_EQ(file->metadata().at("model_name"), "Qwen2.5-VL-7B");
+}
+
+TEST_F(CliTest, L3IsVerifiedAndItsCountersAreShown) {
+  EXPECT_EQ(CtlJson({"l3", "verify"}).at("records"), 0);
+  ASSERT_EQ(CtlJson({"import", kSamples}).at("imported"), 7);
+  ASSERT_EQ(Ctl({"flush"}).exit_code, kExitOk);
+  const json checked = CtlJson({"l3", "verify"});
+  EXPECT_EQ(checked.at("records"), 7);
+  EXPECT_GT(checked.at("bytes"), 1'000'000);
+  EXPECT_EQ(checked.at("damaged"), 0);
+  EXPECT_EQ(checked.at("unreadable"), 0);
+  const json stat = CtlJson({"l3", "stat"});
+  EXPECT_EQ(stat.at("entries"), 7);
+  EXPECT_EQ(stat.at("capacity_bytes"), 256 << 20);
+  EXPECT_EQ(stat.at("writable"), true);
+  EXPECT_EQ(stat.at("corruptions"), 0);
+  EXPECT_THAT(Ctl({"l3", "stat"}).out, HasSubstr("entries 7\n"));
+}
+
+TEST_F(CliTest, L3VerifyFindsDamageAndRemovesIt) {
+  ASSERT_EQ(CtlJson({"import", kSamples}).at("imported"), 7);
+  ASSERT_EQ(Ctl({"flush"}).exit_code, kExitOk);
+  fs::path table;
+  for (const auto& entry : fs::directory_iterator(daemon_.directory() + "/l3/db")) {
+    if (entry.path().extension() == ".sst") table = entry.path();
+  }
+  ASSERT_FALSE(table.empty());
+  std::fstream file(table, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(100'000);
+  file << "damage";
+  file.close();
+  const Outcome outcome = Ctl({"l3", "verify", "--json"});
+  EXPECT_EQ(outcome.exit_code, kExitFailed);
+  EXPECT_EQ(json::parse(outcome.out).at("damaged"), 1) << outcome.out;
+  EXPECT_EQ(CtlJson({"l3", "verify"}).at("records"), 6);
+}
+
 TEST_F(CliTest, ListsByModelAndPrefix) {
   ASSERT_EQ(Ctl({"import", kSamples}).exit_code, kExitOk);
   const auto lines = [](const std::string& text) {

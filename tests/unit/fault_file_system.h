@@ -31,6 +31,7 @@ struct DiskFault {
   bool sticky = false;
   std::optional<DiskOp> op;  // none: all that write
   std::string path_part;     // the file's name has this in it
+  uint64_t bit = 4;          // of what is read, modulo its size, that flips
 };
 
 class FaultFileSystem : public rocksdb::FileSystemWrapper {
@@ -51,6 +52,10 @@ class FaultFileSystem : public rocksdb::FileSystemWrapper {
   uint64_t failed() const {
     absl::MutexLock lock(&mu_);
     return failed_;
+  }
+  uint64_t flipped_bit() const {
+    absl::MutexLock lock(&mu_);
+    return flips_;
   }
   uint64_t operations() const {  // that write, since the beginning
     absl::MutexLock lock(&mu_);
@@ -75,6 +80,7 @@ class FaultFileSystem : public rocksdb::FileSystemWrapper {
       case DiskError::kQuota:
         return rocksdb::IOStatus::IOError("Disk quota exceeded", path);
       case DiskError::kFlippedBit:
+        flips_ = fault_->bit;
         return rocksdb::IOStatus::Corruption("a bit flips", path);
       case DiskError::kIo:
         break;
@@ -131,6 +137,7 @@ class FaultFileSystem : public rocksdb::FileSystemWrapper {
   uint64_t seen_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t failed_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t operations_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t flips_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 // Not owned: the file system outlives its files.
@@ -181,7 +188,8 @@ class FaultRandomAccessFile : public rocksdb::FSRandomAccessFileOwnerWrapper {
     if (!fault.ok() && !fault.IsCorruption()) return fault;
     rocksdb::IOStatus status = target()->Read(offset, bytes, options, result, scratch, debug);
     if (fault.ok() || !status.ok() || result->empty()) return status;
-    const_cast<char*>(result->data())[result->size() / 2] ^= 1;
+    const uint64_t bit = disk_->flipped_bit() % (result->size() * 8);
+    const_cast<char*>(result->data())[bit / 8] ^= static_cast<char>(1 << bit % 8);
     return status;
   }
 

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "storage/rocksdb_handle.h"
 #include "tests/unit/fault_file_system.h"
 #include "tests/unit/rocksdb_store_test_util.h"
 
@@ -444,6 +445,65 @@ TEST_F(RocksDbStoreFaultTest, AnUnreadableRecordIsAMissAndTheOthersAreServed) {
     PutAndFlush(2);
     EXPECT_TRUE(Has(2));
   }
+}
+
+// RocksDB ends the process on some damaged blocks unless it verifies them first.
+TEST_F(RocksDbStoreFaultTest, WhicheverBitOfARecordFlipsOnTheWayTheRecordIsDamagedOrRight) {
+  fs::create_directory(options_.path);
+  const RocksDbSettings settings{
+      .path = options_.path + "/db", .capacity_bytes = kMinStoreBytes, .env = env_.get()};
+  auto handle = RocksDbHandle::Open(settings, RocksDbHandle::Mode::kCreate);
+  ASSERT_TRUE(handle.ok()) << handle.status();
+  PendingSegment segment(1);
+  std::vector<TestRecord> records;
+  for (uint64_t bytes : {100, 300, 9000, 2'500'000}) {
+    records.push_back(MakeRecord(TestKey(absl::StrCat(bytes)), bytes, records.size() + 1));
+    auto pending = std::make_shared<PendingRecord>();
+    pending->record = records.back().stored;
+    pending->hash = HashPayload(records.back().payload.data(), bytes);
+    pending->header = EncodeHeader(pending->record, pending->hash);
+    pending->payload = CopyOf(records.back().payload);
+    segment.Add(std::move(pending));
+  }
+  const std::string staged = options_.path + "/1.sst";
+  ASSERT_TRUE(RocksDbHandle::WriteSegment(settings, staged, segment).ok());
+  ASSERT_TRUE((*handle)->Ingest(staged).ok());
+  int damaged = 0;
+  int right = 0;
+  std::string bytes(2'500'000, '\0');
+  const auto read_with = [&](uint32_t entry, uint64_t read, uint64_t bit) {
+    const TestRecord& record = records[entry];
+    DiskFault fault = On(DiskOp::kRead, DiskError::kFlippedBit, ".sst");
+    fault.sticky = false;
+    fault.at = read;
+    fault.bit = bit;
+    disk_.Arm(fault);
+    IndexEntry at;
+    at.generation = record.stored.generation;
+    at.payload_bytes = record.payload.size();
+    at.file = 1;
+    at.entry = entry;
+    const CacheKey& key = record.stored.info->key;
+    const auto got = (*handle)->ReadRecord(key, at, bytes.data());
+    got.ok() ? ++right : ++damaged;
+    if (!got.ok()) {
+      EXPECT_TRUE(absl::IsDataLoss(got.status())) << got.status();
+      return;
+    }
+    EXPECT_EQ(absl::string_view(bytes).substr(0, record.payload.size()), record.payload) << bit;
+    EXPECT_EQ(got->info->key, key);
+  };
+  for (uint64_t bit = 0; bit < 1500 * 8; ++bit) read_with(0, 0, bit);
+  for (uint64_t bit = 0; bit < 12'000 * 8; bit += 7) read_with(2, bit % 2, bit);
+  // The ends of large blocks: lengths, keys, restart points, trailers.
+  for (uint64_t read : {0, 1, 2, 3}) {
+    for (uint64_t bit = 0; bit < 60 * 8; bit += 3) read_with(3, read, bit);
+    for (uint64_t back = 1; back < 40 * 8; back += 3) {
+      read_with(3, read, uint64_t{8} * (kChunkBytes + 40) * 1000 - back);
+    }
+  }
+  EXPECT_GT(damaged, 10'000);
+  EXPECT_GT(right, 100);
 }
 
 TEST_F(RocksDbStoreFaultTest, ADatabaseThatCannotBeMadeIsMadeWhenTheDiskTakesWrites) {

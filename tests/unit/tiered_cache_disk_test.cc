@@ -234,6 +234,74 @@ TEST_F(TieredCacheDiskTest, ADeletedEntryDoesNotComeBackFromAWriteInFlight) {
   EXPECT_FALSE(Get("a").hit());
 }
 
+TEST_F(TieredCacheDiskTest, WithSecondHitAnEntryIsStoredWhenItIsAskedForAgain) {
+  TieredCacheOptions options;
+  options.l3_admit = L3Admit::kSecondHit;
+  StartWithStore(100, 0, options);
+  ASSERT_TRUE(Put("a", 3).ok());
+  ASSERT_TRUE(Put("b", 3).ok());
+  Settle();
+  EXPECT_EQ(store_.GetStats().entries, 0u);
+  EXPECT_TRUE(Get("a").hit());
+  Settle();
+  EXPECT_TRUE(store_.Find(TestKey("a")).has_value());
+  EXPECT_FALSE(store_.Find(TestKey("b")).has_value());
+  EXPECT_TRUE(Get("a").hit());
+  Settle();
+  EXPECT_EQ(Stats().l3.writes, 1u);
+}
+
+TEST_F(TieredCacheDiskTest, WithSecondHitASecondPutIsStoredAndReplacesWhatWas) {
+  TieredCacheOptions options;
+  options.l3_admit = L3Admit::kSecondHit;
+  StartWithStore(100, 0, options);
+  ASSERT_TRUE(Put("a", 3, 'a').ok());
+  ASSERT_TRUE(Put("a", 3, 'b').ok());
+  Settle();
+  Restart(100, 0, options);
+  const LookupResult a = Get("a");
+  ASSERT_TRUE(a.hit());
+  EXPECT_EQ(BytesOf(a.handle), Payload(3 * kUnit, 'b'));
+  // The set of keys put before is not kept: this put is a first one, and must not leave the old
+  // value behind.
+  ASSERT_TRUE(Put("a", 3, 'c').ok());
+  Settle();
+  EXPECT_FALSE(store_.Find(TestKey("a")).has_value());
+}
+
+TEST_F(TieredCacheDiskTest, WithSecondHitAndEvictOnlyWhatWasAskedForAgainIsStored) {
+  TieredCacheOptions options = Evicting();
+  options.l3_admit = L3Admit::kSecondHit;
+  StartWithStore(6, 0, options);
+  ASSERT_TRUE(Put("a", 3).ok());
+  ASSERT_TRUE(Put("b", 3).ok());
+  EXPECT_TRUE(Get("a").hit());
+  ASSERT_TRUE(Put("c", 3).ok());
+  ASSERT_TRUE(Put("d", 3).ok());
+  Settle();
+  EXPECT_TRUE(store_.Find(TestKey("a")).has_value());
+  EXPECT_FALSE(store_.Find(TestKey("b")).has_value());
+}
+
+TEST_F(TieredCacheDiskTest, ACheckReadsAllThatIsStoredAndRemovesWhatIsDamaged) {
+  StartWithStore(100, 0);
+  for (const char* name : {"a", "b", "c"}) ASSERT_TRUE(Put(name, 3).ok());
+  Settle();
+  store_.Corrupt(TestKey("b"));
+  std::optional<absl::StatusOr<TieredCache::StoreCheck>> first, second;
+  cache_->CheckStore([&](auto check) { first = std::move(check); });
+  cache_->CheckStore([&](auto check) { second = std::move(check); });
+  ASSERT_TRUE(second.has_value());
+  EXPECT_TRUE(absl::IsFailedPrecondition(second->status())) << second->status();
+  Settle();
+  ASSERT_TRUE(first.has_value() && first->ok());
+  EXPECT_EQ((*first)->records, 2u);
+  EXPECT_EQ((*first)->bytes, 6 * kUnit);
+  EXPECT_EQ((*first)->damaged, 1u);
+  EXPECT_EQ((*first)->failed, 0u);
+  EXPECT_EQ(store_.GetStats().entries, 2u);
+}
+
 TEST_F(TieredCacheDiskTest, ADeleteIsAnsweredOnlyWhenTheRecordOfAnEarlierPutIsGoneFromTheDiskToo) {
   StartWithStore(100, 0);
   ASSERT_TRUE(Put("a", 3, 'a').ok());
