@@ -28,6 +28,21 @@ absl::Status ValidateMetadata(const Metadata& metadata) {
   return absl::OkStatus();
 }
 
+uint64_t ChargedHeapBytes(const CacheKey& key, const TensorLayout& layout,
+                          const Metadata& metadata) {
+  constexpr uint64_t kFree = 1024;
+  constexpr uint64_t kAllocation = 32;  // what malloc adds, about
+  uint64_t bytes = key.encoded().size();
+  for (const auto& [name, value] : metadata) {
+    bytes += sizeof(Metadata::value_type) + name.size() + value.size() + 2 * kAllocation;
+  }
+  for (const TensorSpec& tensor : layout.tensors) {
+    bytes += sizeof(TensorSpec) + tensor.name.size() + tensor.shape.size() * sizeof(int64_t) +
+             2 * kAllocation;
+  }
+  return bytes > kFree ? bytes - kFree : 0;
+}
+
 absl::string_view TierName(TierId tier) {
   switch (tier) {
     case TierId::kL1:

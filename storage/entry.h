@@ -32,6 +32,12 @@ struct EntryInfo {
   uint64_t payload_bytes() const { return layout.payload_bytes; }
 };
 
+// What an entry's key, metadata and tensor list take of the heap beyond the KiB that every entry
+// may have, in bytes (an estimate from above). It is charged to the entry's tier like its payload,
+// so that the bound on the tier bounds the heap too.
+uint64_t ChargedHeapBytes(const CacheKey& key, const TensorLayout& layout,
+                          const Metadata& metadata);
+
 // INVALID_ARGUMENT when names and values exceed kMaxMetadataBytes or a name is empty or used twice.
 absl::Status ValidateMetadata(const Metadata& metadata);
 

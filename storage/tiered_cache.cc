@@ -163,7 +163,7 @@ void TieredCache::FreeIfUnusedLocked(CacheEntry* entry, AfterUnlock& after) {
   PumpLocked(tier, after);
 }
 
-bool TieredCache::RemoveKeyLocked(const CacheKey& key, RemoveReason reason, StatusCallback removed,
+bool TieredCache::RemoveKeyLocked(CacheKey key, RemoveReason reason, StatusCallback removed,
                                   AfterUnlock& after) {
   CacheEntry* entry = FindLocked(key.encoded());
   const bool stored = FindStoredLocked(key).has_value();
@@ -300,7 +300,7 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const Cach
   if (entry->state == EntryState::kResident) {
     const MemoryTier& l1 = TierOf(TierId::kL1).memory;
     const bool promote = entry->tier == TierId::kL2 && entry->pins == 0 &&
-                         entry->payload_bytes() <= l1.max_entry_bytes() &&
+                         entry->range.bytes <= l1.max_entry_bytes() &&
                          !FindMismatch(entry->info->layout.tensors, waiter.expect).has_value();
     if (!promote) return HitLocked(entry, entry->tier, waiter, after);
     entry->waiters.push_back(std::move(waiter));
@@ -462,23 +462,26 @@ std::vector<std::string> TieredCache::Models() const {
 }
 
 void TieredCache::SweepModelLocked(AfterUnlock& after) {
-  auto& [model, from] = sweeps_.front();
+  const auto [model, after_key] = sweeps_.front();
+  std::string from = after_key;
   if (from.empty()) {
     from.push_back(static_cast<char>(model.size()));
-    from.append(model);
+    from.append(model);  // sorts before the model's first key
   }
-  std::vector<CacheEntry*> stale;
-  auto it = ordered_.lower_bound(absl::string_view(from));
-  int visited = 0;
-  for (; it != ordered_.end() && (*it)->info->key.model() == model; ++it) {
-    if (++visited > kSweepEntriesPerTick) break;
+  for (int visited = 0; visited < kSweepEntriesPerTick; ++visited) {
+    // Looked up anew each time: the room that one entry leaves may make others move or go.
+    auto it = ordered_.upper_bound(absl::string_view(from));
+    if (it == ordered_.end() || (*it)->info->key.model() != model) {
+      sweeps_.pop_front();
+      return;
+    }
     CacheEntry* entry = *it;
-    if (entry->model_epoch != entry->model->stats.model_epoch) stale.push_back(entry);
+    from = std::string(entry->info->key.encoded());
+    if (entry->model_epoch != entry->model->stats.model_epoch) {
+      DoomLocked(entry, RemoveReason::kEpoch, after);
+    }
   }
-  const bool finished = it == ordered_.end() || (*it)->info->key.model() != model;
-  if (!finished) from = std::string((*it)->info->key.encoded());
-  for (CacheEntry* entry : stale) DoomLocked(entry, RemoveReason::kEpoch, after);
-  if (finished) sweeps_.pop_front();
+  sweeps_.front().second = std::move(from);
 }
 
 void TieredCache::TickLocked(AfterUnlock& after) {

@@ -329,7 +329,8 @@ class TieredCache {
   void FreeIfUnusedLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // From every tier. True if there was something. `removed`, if given, is called when the removal
   // is durable; otherwise that happens in the background.
-  bool RemoveKeyLocked(const CacheKey& key, RemoveReason reason, StatusCallback removed,
+  // By value: the caller's may be the entry's own, which goes.
+  bool RemoveKeyLocked(CacheKey key, RemoveReason reason, StatusCallback removed,
                        AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ReadHandle PinLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void UnpinLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -13,13 +13,18 @@ absl::Status NoSuchReservation(ReservationId id) {
   return absl::NotFoundError(absl::StrCat("reservation: ", id, " is not open"));
 }
 
+uint64_t ChargeOf(const ReserveRequest& request) {
+  return request.layout.payload_bytes +
+         ChargedHeapBytes(request.key, request.layout, request.metadata);
+}
+
 }  // namespace
 
 void TieredCache::Reserve(ReserveRequest request, ReserveCallback done) {
   AfterUnlock after;
   {
     absl::MutexLock lock(&mu_);
-    const uint64_t bytes = request.layout.payload_bytes;
+    const uint64_t bytes = ChargeOf(request);
     if (ModelLocked(request.key.model()) == nullptr) {
       ++totals_.rejected_puts;
       after.Add([done = std::move(done)]() mutable {
@@ -44,14 +49,13 @@ void TieredCache::Reserve(ReserveRequest request, ReserveCallback done) {
 
 void TieredCache::ReserveLocked(ReserveRequest request, TierId tier, ReserveCallback done,
                                 AfterUnlock& after) {
-  RoomRequest room{.bytes = request.layout.payload_bytes,
-                   .replaces = std::string(request.key.encoded())};
+  RoomRequest room{.bytes = ChargeOf(request), .replaces = std::string(request.key.encoded())};
   room.granted = [this, tier, request = std::move(request), done = std::move(done)](
                      absl::StatusOr<MemoryRange> range, AfterUnlock& after) mutable {
     mu_.AssertHeld();
     if (!range.ok()) {
       const uint64_t l2_largest = TierOf(TierId::kL2).memory.max_entry_bytes();
-      if (tier == TierId::kL1 && request.layout.payload_bytes <= l2_largest) {
+      if (tier == TierId::kL1 && ChargeOf(request) <= l2_largest) {
         return ReserveLocked(std::move(request), TierId::kL2, std::move(done), after);
       }
       ++totals_.rejected_puts;

@@ -212,7 +212,7 @@ void TieredCache::IoUnpinLocked(CacheEntry* entry, AfterUnlock& after) {
 
 void TieredCache::EvictLocked(CacheEntry* entry, AfterUnlock& after) {
   const MemoryTier& l2 = TierOf(TierId::kL2).memory;
-  if (entry->tier == TierId::kL1 && entry->payload_bytes() <= l2.max_entry_bytes()) {
+  if (entry->tier == TierId::kL1 && entry->range.bytes <= l2.max_entry_bytes()) {
     DemoteLocked(entry, after);
   } else {
     LeaveMemoryLocked(entry, after);
@@ -303,7 +303,7 @@ void TieredCache::DemoteLocked(CacheEntry* entry, AfterUnlock& after) {
   StartLeavingLocked(entry);
   RequestRoomLocked(
       TierId::kL2,
-      RoomRequest{.bytes = entry->payload_bytes(),
+      RoomRequest{.bytes = entry->range.bytes,
                   .replaces = {},
                   .granted =
                       [this, entry](absl::StatusOr<MemoryRange> room, AfterUnlock& then) {
@@ -376,7 +376,7 @@ void TieredCache::StartPromotionLocked(CacheEntry* entry, AfterUnlock& after) {
 void TieredCache::RequestPromotionRoomLocked(CacheEntry* entry, AfterUnlock& after) {
   RequestRoomLocked(
       TierId::kL1,
-      RoomRequest{.bytes = entry->payload_bytes(),
+      RoomRequest{.bytes = entry->range.bytes,
                   .replaces = {},
                   .granted =
                       [this, entry](absl::StatusOr<MemoryRange> room, AfterUnlock& then) {
