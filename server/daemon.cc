@@ -1,6 +1,10 @@
 #include "server/daemon.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +24,8 @@ constexpr size_t kIoQueueLimit = 65536;
 // What a message needs beside the largest inline value.
 constexpr uint64_t kMessageOverheadBytes = uint64_t{16} << 20;
 constexpr absl::Duration kRpcShutdownTimeout = absl::Seconds(1);
+// gRPC waits for answers to be read before it lets go of a connection, for ever if need be.
+constexpr absl::Duration kStopPatience = absl::Seconds(5);
 constexpr mode_t kSocketDirMode = 0750;
 constexpr mode_t kL3DirMode = 0700;
 
@@ -50,6 +56,28 @@ TieredCacheOptions MakeCacheOptions(const Config& config) {
   options.reservation_ttl = config.reservation_ttl;
   return options;
 }
+
+// Ends the process, with success, unless it is destroyed within `patience`. For the last part of a
+// stop, when all that must not be lost is on disk.
+class ExitGuard {
+ public:
+  explicit ExitGuard(absl::Duration patience)
+      : thread_([this, patience] {
+          pthread_setname_np(pthread_self(), "exit-guard");
+          if (done_.WaitForNotificationWithTimeout(patience)) return;
+          spdlog::warn("a client does not read its answers: not waiting for it any longer");
+          spdlog::default_logger()->flush();
+          _exit(0);
+        }) {}
+  ~ExitGuard() {
+    done_.Notify();
+    thread_.join();
+  }
+
+ private:
+  absl::Notification done_;
+  std::thread thread_;
+};
 
 absl::Status InContext(absl::string_view what, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
@@ -201,21 +229,28 @@ bool Daemon::drained() const {
   return stats.leases == 0 && stats.reservations == 0;
 }
 
+absl::Status Daemon::FlushL3() {
+  absl::Status flushed;
+  if (cache_ == nullptr || store_ == nullptr) return flushed;
+  absl::Notification done;
+  cache_->Flush([&](absl::Status status) {
+    flushed = std::move(status);
+    done.Notify();
+  });
+  done.WaitForNotification();
+  return flushed;
+}
+
 absl::Status Daemon::Stop() {
   if (control_ != nullptr) control_->Stop();
   control_.reset();
   serving_ = nullptr;
+  // First what must not be lost: a client that does not read its answers can hold up the rest.
+  absl::Status flushed = FlushL3();
+  ExitGuard guard(kStopPatience);
   if (rpc_ != nullptr) rpc_->Shutdown(absl::Now() + kRpcShutdownTimeout);
   rpc_.reset();
-  absl::Status flushed;
-  if (cache_ != nullptr && store_ != nullptr) {
-    absl::Notification done;
-    cache_->Flush([&](absl::Status status) {
-      flushed = std::move(status);
-      done.Notify();
-    });
-    done.WaitForNotification();
-  }
+  flushed.Update(FlushL3());
   admin_service_.reset();
   cache_service_.reset();
   registry_.reset();

@@ -57,6 +57,7 @@ class Daemon {
  private:
   explicit Daemon(const Config& config);
 
+  absl::Status FlushL3();
   absl::Status OpenDirectory();
   absl::Status OpenCache();
   absl::Status OpenSockets();

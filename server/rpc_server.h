@@ -29,7 +29,7 @@ struct RpcServerOptions {
   // Calls being handled; more are refused with RESOURCE_EXHAUSTED at once.
   int max_in_flight = 1024;
   // Of one connection; more wait in the client.
-  int max_streams_per_connection = 1024;
+  int max_streams_per_connection = 128;
   uint64_t max_message_bytes = uint64_t{64} << 20;  // of one request
   uint64_t memory_bytes = uint64_t{512} << 20;      // what gRPC may take for buffers, about
 };
