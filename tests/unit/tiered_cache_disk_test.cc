@@ -382,6 +382,16 @@ TEST_F(TieredCacheDiskTest, AMismatchRemovesTheRecordFromDisk) {
   EXPECT_EQ(Get("a").reason, MissReason::kAbsent);
 }
 
+TEST_F(TieredCacheDiskTest, AMismatchInMemoryRemovesTheRecordFromDiskToo) {
+  StartWithStore(100, 0);
+  ASSERT_TRUE(PutAndPin(TestKey("a"), 256, 'a').ok());
+  Settle();
+  ASSERT_TRUE(store_.Find(TestKey("a")).has_value());
+  EXPECT_EQ(Get(TestKey("a"), {{.rows = 275}}).reason, MissReason::kMismatch);
+  EXPECT_FALSE(store_.Find(TestKey("a")).has_value());
+  EXPECT_EQ(Get("a").reason, MissReason::kAbsent);
+}
+
 TEST_F(TieredCacheDiskTest, PopOfAnEntryOnDiskGivesItAndRemovesIt) {
   StartWithStore(100, 0);
   ASSERT_TRUE(Put("a", 1, 'a').ok());

@@ -525,6 +525,43 @@ TEST_F(TieredCacheTest, AnAdvancedEpochHidesOneModelOnlyAndRefusesItsOpenReserva
   EXPECT_TRUE(Get(TestKey("b", "m")).hit());
 }
 
+TEST_F(TieredCacheTest, TheSweepOfAnOldEpochSurvivesTheEvictionsThatItSetsOff) {
+  StartCache(150, 150);
+  ASSERT_TRUE(PutAndPin(TestKey("z", "m"), 100 * kUnit, 'z').ok());
+  ASSERT_TRUE(PutAndPin(TestKey("a", "m"), 50 * kUnit, 'a').ok());
+  ASSERT_TRUE(PutAndPin(TestKey("b", "o"), 50 * kUnit, 'b').ok());  // sends z to L2
+  ASSERT_TRUE(PutAndPin(TestKey("c", "o"), 50 * kUnit, 'c').ok());
+  Settle();
+  ASSERT_TRUE(Get(TestKey("a", "m")).hit());                  // b and c are to leave before a
+  auto first = StartReserve(TestKey("r1", "o"), 50 * kUnit);  // b is on its way to a full L2
+  auto second = StartReserve(TestKey("r2", "o"), 100 * kUnit);
+  ASSERT_FALSE(first->has_value());
+  cache_->AdvanceEpoch("m", [](const absl::StatusOr<uint64_t>&) {});
+  cache_->Tick();  // frees a: r1 gets its room, r2 sends c to L2, and that sends z away
+  Settle();
+  cache_->CheckInvariants();
+  for (auto& reserved : {first, second}) {
+    if (reserved->has_value() && (*reserved)->ok()) {
+      EXPECT_TRUE(cache_->Abort((*reserved)->value().id).ok());
+    }
+  }
+}
+
+TEST_F(TieredCacheTest, LargeMetadataIsChargedToTheTier) {
+  StartCache(100, 0);
+  for (int i = 0; i < 100; ++i) {
+    std::optional<absl::StatusOr<ReservedPlace>> place;
+    cache_->Reserve({.key = TestKey("k" + std::to_string(i)),
+                     .layout = TestLayout(1),
+                     .metadata = {{"m", std::string(60 << 10, 'm')}}},
+                    [&](absl::StatusOr<ReservedPlace> p) { place = std::move(p); });
+    ASSERT_TRUE(place.has_value() && place->ok());
+    ASSERT_TRUE(cache_->Commit((*place)->id).ok());
+    cache_->CheckInvariants();
+  }
+  EXPECT_LE(Stats().memory[0].entries, 100 * kUnit / (59 << 10));
+}
+
 TEST_F(TieredCacheTest, TheBytesOfAnOldEpochComeBackWithoutBeingAskedFor) {
   StartCache(1000, 0);
   for (int i = 0; i < 100; ++i) {

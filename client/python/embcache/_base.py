@@ -160,16 +160,6 @@ class Base:
 
     # --- Puts -----------------------------------------------------------------------------------
 
-    def _check_size(self, session: Session, item: pb.PutItem) -> None:
-        """An entry larger than the daemon takes is no mistake of the caller's: it is not stored."""
-        nbytes = sum(tensor.bytes for tensor in item.tensors)
-        most = session.limits.max_entry_bytes
-        if most and nbytes > most:
-            raise CacheError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"an entry of {nbytes} bytes; the daemon takes at most {most}",
-            )
-
     @staticmethod
     def _sources(
         tensors: Any,
@@ -223,8 +213,8 @@ class BaseReservation:
     """Memory to write an entry into, invisible to others until the commit.
 
     Without a daemon it is memory of this process, and the commit does nothing: `stored` says
-    afterwards whether there is an entry. After the end nothing may be written any more; memory that
-    views still show is not given to anybody else before they are gone.
+    afterwards whether there is an entry. After the end nothing may be written any more: after a commit
+    that was refused or an abort the memory belongs to others.
     """
 
     def __init__(self, client: Base, reserved: Reserved | None, item: pb.PutItem) -> None:

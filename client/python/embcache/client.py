@@ -118,7 +118,6 @@ class Client(Base):
         item = self._item(key, specs, metadata, encode_cost, ttl)
         try:
             session = self._connection.session()
-            self._check_size(session, item)
             _run(session, ops.put(session, item, sources))
         except CacheError as error:
             self._failed(error, failed_puts=1)
@@ -146,7 +145,6 @@ class Client(Base):
         reserved: ops.Reserved | None = None
         try:
             session = self._connection.session()
-            self._check_size(session, item)
             reserved = _run(session, ops.reserve(session, item))
         except CacheError as error:
             self._failed(error, failed_puts=1)
