@@ -1,4 +1,4 @@
-"""examples/encode_server.py: with a stand-in for the network everywhere, and with the real one where
+"""examples/encode_server.py: with a stand-in for the network everywhere, with the real one where
 its packages are; see tests/peers."""
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def test_requests_for_one_picture_at_a_time_encode_it_once(shared_daemon, make_s
     assert len({reply.sha256 for reply in replies}) == 1
 
 
-# --- HTTP -------------------------------------------------------------------------------------------
+# --- HTTP -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -223,8 +223,8 @@ def http_connection(shared_daemon, make_service):
     server.server_close()
 
 
-def ask(connection, method, path, body=None, headers={}):
-    connection.request(method, path, body, headers)
+def ask(connection, method, path, body=None, headers=None):
+    connection.request(method, path, body, headers or {})
     response = connection.getresponse()
     return response.status, json.loads(response.read())
 
@@ -235,7 +235,10 @@ def test_a_picture_over_http(http_connection):
     assert miss["ms"] >= miss["encode_ms"] > 0
     status, hit = ask(http_connection, "POST", "/encode", picture(7))
     assert (status, hit["outcome"], hit["tier"], hit["encode_ms"]) == (200, "hit", "L1", None)
-    assert hit["sha256"] == miss["sha256"] and hit["shape"] == {"main": [24, 8], "deepstack": [6, 8]}
+    assert hit["sha256"] == miss["sha256"] and hit["shape"] == {
+        "main": [24, 8],
+        "deepstack": [6, 8],
+    }
     status, stats = ask(http_connection, "GET", "/stats")
     assert stats["requests"] == {"miss": 1, "L1": 1} and stats["cache"]["connected"]
 
@@ -250,7 +253,7 @@ def test_bad_requests_are_answered_and_the_server_goes_on(http_connection):
     assert ask(http_connection, "POST", "/encode", picture(8))[0] == 200
 
 
-# --- The real network -------------------------------------------------------------------------------
+# --- The real network -----------------------------------------------------------------------------
 
 onnx = pytest.mark.skipif(
     "onnx" not in os.environ.get("TEST_PEERS", "").split(), reason="tests/peers onnx runs it"
@@ -305,7 +308,8 @@ def test_onnx_the_picture_is_its_pixels_and_not_its_file():
     network = VisionNetwork(224)
     photo = shipped("scikit-image", "skimage/data/astronaut.png").read_bytes()
     saved = io.BytesIO()
-    Image.open(io.BytesIO(photo)).save(saved, "BMP")
+    Image.open(io.BytesIO(photo)).save(saved, "PNG", compress_level=0)
+    assert saved.getvalue() != photo
     service = encode_server.EncodeService(network, None)
     assert service.key(network.decode(photo)) == service.key(network.decode(saved.getvalue()))
     for no_picture in (b"", b"not one", photo[:1000]):

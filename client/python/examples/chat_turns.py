@@ -1,4 +1,4 @@
-"""A chat about photographs, as an encode server sees it: every turn sends all pictures so far again.
+"""A chat about photographs, as an encode server sees it: every turn sends all so far again.
 
     PYTHONPATH=client/python python client/python/examples/chat_turns.py --embcached PATH
 
@@ -63,6 +63,7 @@ class Program:
             raise RuntimeError(f"{self._process.args!r} ended with {self._process.returncode}")
 
     def stop(self) -> None:
+        """Also of one that has ended."""
         self._process.terminate()
         try:
             self._process.wait(STOP_TIMEOUT)
@@ -87,7 +88,9 @@ class Stack:
                 self._start_daemon(embcached, sockets, str(directory / "l3"))
                 flags = ["--socket-dir", sockets]
             server = str(Path(__file__).with_name("encode_server.py"))
-            worker = Program([sys.executable, server, "--port=0", *flags], self._log, subprocess.PIPE)
+            worker = Program(
+                [sys.executable, server, "--port=0", *flags], self._log, subprocess.PIPE
+            )
             self._programs.append(worker)
             address = worker.first_line().rpartition("/")[2]
             if not address:
@@ -179,7 +182,8 @@ def run(chat: Chat, directory: Path, embcached: str) -> None:
     finally:
         stack.stop()
     print(
-        f"\n{chat.turns} turns took {without:.0f} ms without the cache, {with_cache:.0f} ms with it."
+        f"\n{chat.turns} turns took {without:.0f} ms without the cache, "
+        f"{with_cache:.0f} ms with it."
     )
 
 
@@ -198,6 +202,8 @@ def main() -> int:
     }
 
     def end(number: int, frame: FrameType | None) -> None:
+        for again in (signal.SIGTERM, signal.SIGINT):  # these must not keep us from cleaning up
+            signal.signal(again, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, end)

@@ -190,7 +190,7 @@ def digest(features: Features) -> str:
     return sha256.hexdigest()
 
 
-# --- HTTP -------------------------------------------------------------------------------------------
+# --- HTTP -----------------------------------------------------------------------------------------
 
 
 class EncodeServer(ThreadingHTTPServer):
@@ -215,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         # A body that is not read would be taken for the next request.
-        self.close_connection = True
+        asked_to_close, self.close_connection = self.close_connection, True
         if self.path != "/encode":
             self._answer(404, {"error": "there are POST /encode and GET /stats"})
         elif not (length.isascii() and length.isdigit()):
@@ -224,7 +224,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(413, {"error": f"more than {MAX_BODY} bytes"})
         else:
             data = self.rfile.read(int(length))
-            self.close_connection = len(data) < int(length)
+            self.close_connection = asked_to_close or len(data) < int(length)
             self._encode(data)
 
     def _encode(self, data: bytes) -> None:
@@ -259,7 +259,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="0: any; it is printed")
     parser.add_argument("--socket-dir", help="of embcached (default: as every client)")
     parser.add_argument("--no-cache", action="store_true", help="encode every picture")
-    parser.add_argument("--long-side", type=int, default=640, help="longest side fed to the network")
+    parser.add_argument(
+        "--long-side", type=int, default=640, help="longest side fed to the network"
+    )
     parser.add_argument("--dtype", choices=["float32", "float16"], default="float32")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

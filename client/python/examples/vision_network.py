@@ -17,7 +17,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx.utils import Extractor
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 PACKAGE = "rapidocr"
 FILE = "PP-OCRv6_det_small.onnx"
@@ -25,6 +25,7 @@ INPUT = "x"
 LAST_STAGE = "p2o.pd_op.add.63.0"  # [1, 384, H/32, W/32]
 THIRD_STAGE = "p2o.pd_op.add.50.0"  # [1, 192, H/16, W/16]
 STRIDE = 32
+FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 64 << 20  # of a picture; larger ones are refused before they are decoded
 DTYPES = ("float32", "float16")
 
@@ -42,7 +43,9 @@ class VisionNetwork:
     def __init__(self, long_side: int = 640, dtype: str = "float32") -> None:
         """`long_side`: a picture with a longer side is scaled down to it."""
         if long_side < STRIDE or dtype not in DTYPES:
-            raise ValueError(f"long_side {long_side} (at least {STRIDE}), dtype {dtype} of {DTYPES}")
+            raise ValueError(
+                f"long_side {long_side} (at least {STRIDE}), dtype {dtype} of {DTYPES}"
+            )
         self._long_side = long_side
         self._dtype = dtype
         blob = shipped(PACKAGE, f"{PACKAGE}/models/{FILE}").read_bytes()
@@ -53,12 +56,14 @@ class VisionNetwork:
         self.encode(np.zeros((64, 64, 3), np.uint8))  # the first run is slower
 
     def decode(self, data: bytes) -> Pixels:
-        """The RGB pixels of a PNG, JPEG or whatever else Pillow reads. ValueError: no picture."""
+        """The RGB pixels of a file in one of FORMATS. ValueError: it is none."""
         try:
-            with Image.open(io.BytesIO(data)) as image:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise ValueError(f"{image.width} x {image.height} pixels are too many")
                 return np.asarray(image.convert("RGB"))
+        except UnidentifiedImageError:
+            raise ValueError(f"not a picture in {', '.join(FORMATS)}") from None
         except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(f"not a picture: {error}") from error
 
@@ -80,7 +85,7 @@ class VisionNetwork:
         }
 
     def encode(self, pixels: Pixels) -> Features:
-        """"main": a row for each 32 x 32 pixels; "deepstack": the stage before, as many rows."""
+        """ "main": a row for each 32 x 32 pixels; "deepstack": the stage before, as many rows."""
         height, width = self._input_size(pixels)
         image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
         bgr = np.asarray(image)[:, :, ::-1].astype(np.float32)
