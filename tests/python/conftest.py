@@ -73,6 +73,7 @@ class Daemon:
     def pause(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # until all its threads have stopped
 
     def resume(self) -> None:
         assert self._process is not None
