@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -212,12 +211,8 @@ absl::Status Client::Put(const Key& key, const std::vector<TensorSpec>& tensors,
   absl::StatusOr<Reservation> reservation = Reserve(key, sized, options);
   if (!reservation.ok()) return reservation.status();
   for (size_t i = 0; i < data.size(); ++i) {
-    const MutableBytes to = reservation->tensor(i);
-    if (to.size() != data[i].size()) {
-      return absl::InternalError(absl::StrCat("Reserve: tensor ", sized[i].name, " has ", to.size(),
-                                              " bytes; ", data[i].size(), " asked"));
-    }
-    if (!to.empty()) std::memcpy(to.data(), data[i].data(), to.size());
+    absl::Status written = reservation->Write(i, data[i]);
+    if (!written.ok()) return written;
   }
   return reservation->Commit().status();
 }

@@ -5,6 +5,7 @@
 #include "client/cpp/convert.h"
 #include "client/cpp/held.h"
 #include "client/cpp/releaser.h"
+#include "client/cpp/stream_copy.h"
 
 namespace embcache::client {
 namespace internal {
@@ -175,6 +176,16 @@ const std::vector<TensorSpec>& Reservation::tensors() const { return held_->tens
 bool Reservation::valid() const { return held_ != nullptr && internal::IsValid(*held_); }
 
 MutableBytes Reservation::tensor(size_t index) { return internal::TensorData(*held_, index); }
+
+absl::Status Reservation::Write(size_t index, Bytes data) {
+  const MutableBytes to = tensor(index);
+  if (to.size() != data.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensors()[index].name, " has ",
+                                                   to.size(), " bytes; ", data.size(), " given"));
+  }
+  if (!to.empty()) internal::StreamCopy(to.data(), data.data(), to.size());
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::optional<Lease>> Reservation::Commit(bool keep_lease) {
   namespace v1 = embcache::v1;

@@ -140,18 +140,13 @@ class EncodeService:
         found = self._get(self._cache, key)
         if found is not None:
             return found
-        waited = not self._encoding.acquire(blocking=False)
-        if waited:
-            self._encoding.acquire()
-        try:
-            # Whoever had to wait looks again: it may have been for the same picture.
-            found = self._get(self._cache, key) if waited else None
+        with self._encoding:
+            # Look again: whoever had the encoder in between may have had it for the same picture.
+            found = self._get(self._cache, key)
             if found is None:
                 found = self._encode(pixels)
                 self._put(self._cache, key, found)
             return found
-        finally:
-            self._encoding.release()
 
     def _encode(self, pixels: Pixels) -> _Found:
         start = time.perf_counter()

@@ -13,7 +13,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65mbcache/v1/admin.proto\x12\x0b\x65mbcache.v1\"\x0e\n\x0c\x46lushRequest\"\x0f\n\rFlushResponse\"*\n\x0c\x43learRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"\x1f\n\rClearResponse\x12\x0e\n\x06models\x18\x01 \x01(\r\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\'\n\x13SetLogLevelResponse\x12\x10\n\x08previous\x18\x01 \x01(\t\"\x11\n\x0fSessionsRequest\"\xa0\x01\n\x0bSessionInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06writer\x18\x02 \x01(\x08\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0b\n\x03uid\x18\x04 \x01(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06leases\x18\x06 \x01(\x04\x12\x14\n\x0creservations\x18\x07 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\x08 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\t \x01(\x04\">\n\x10SessionsResponse\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.embcache.v1.SessionInfo2\xe2\x02\n\x05\x41\x64min\x12>\n\x05\x46lush\x12\x19.embcache.v1.FlushRequest\x1a\x1a.embcache.v1.FlushResponse\x12>\n\x05\x43lear\x12\x19.embcache.v1.ClearRequest\x1a\x1a.embcache.v1.ClearResponse\x12>\n\x05\x44rain\x12\x19.embcache.v1.DrainRequest\x1a\x1a.embcache.v1.DrainResponse\x12P\n\x0bSetLogLevel\x12\x1f.embcache.v1.SetLogLevelRequest\x1a .embcache.v1.SetLogLevelResponse\x12G\n\x08Sessions\x12\x1c.embcache.v1.SessionsRequest\x1a\x1d.embcache.v1.SessionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65mbcache/v1/admin.proto\x12\x0b\x65mbcache.v1\"\x0e\n\x0c\x46lushRequest\"\x0f\n\rFlushResponse\"*\n\x0c\x43learRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"\x1f\n\rClearResponse\x12\x0e\n\x06models\x18\x01 \x01(\r\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\'\n\x13SetLogLevelResponse\x12\x10\n\x08previous\x18\x01 \x01(\t\"\x11\n\x0fVerifyL3Request\"W\n\x10VerifyL3Response\x12\x0f\n\x07records\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\x03 \x01(\x04\x12\x12\n\nunreadable\x18\x04 \x01(\x04\"\x11\n\x0fSessionsRequest\"\xa0\x01\n\x0bSessionInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06writer\x18\x02 \x01(\x08\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0b\n\x03uid\x18\x04 \x01(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06leases\x18\x06 \x01(\x04\x12\x14\n\x0creservations\x18\x07 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\x08 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\t \x01(\x04\">\n\x10SessionsResponse\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.embcache.v1.SessionInfo2\xab\x03\n\x05\x41\x64min\x12>\n\x05\x46lush\x12\x19.embcache.v1.FlushRequest\x1a\x1a.embcache.v1.FlushResponse\x12>\n\x05\x43lear\x12\x19.embcache.v1.ClearRequest\x1a\x1a.embcache.v1.ClearResponse\x12>\n\x05\x44rain\x12\x19.embcache.v1.DrainRequest\x1a\x1a.embcache.v1.DrainResponse\x12P\n\x0bSetLogLevel\x12\x1f.embcache.v1.SetLogLevelRequest\x1a .embcache.v1.SetLogLevelResponse\x12G\n\x08VerifyL3\x12\x1c.embcache.v1.VerifyL3Request\x1a\x1d.embcache.v1.VerifyL3Response\x12G\n\x08Sessions\x12\x1c.embcache.v1.SessionsRequest\x1a\x1d.embcache.v1.SessionsResponseb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'embcache.v1.admin_pb2', globals())
@@ -36,12 +36,16 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _SETLOGLEVELREQUEST._serialized_end=218
   _SETLOGLEVELRESPONSE._serialized_start=220
   _SETLOGLEVELRESPONSE._serialized_end=259
-  _SESSIONSREQUEST._serialized_start=261
-  _SESSIONSREQUEST._serialized_end=278
-  _SESSIONINFO._serialized_start=281
-  _SESSIONINFO._serialized_end=441
-  _SESSIONSRESPONSE._serialized_start=443
-  _SESSIONSRESPONSE._serialized_end=505
-  _ADMIN._serialized_start=508
-  _ADMIN._serialized_end=862
+  _VERIFYL3REQUEST._serialized_start=261
+  _VERIFYL3REQUEST._serialized_end=278
+  _VERIFYL3RESPONSE._serialized_start=280
+  _VERIFYL3RESPONSE._serialized_end=367
+  _SESSIONSREQUEST._serialized_start=369
+  _SESSIONSREQUEST._serialized_end=386
+  _SESSIONINFO._serialized_start=389
+  _SESSIONINFO._serialized_end=549
+  _SESSIONSRESPONSE._serialized_start=551
+  _SESSIONSRESPONSE._serialized_end=613
+  _ADMIN._serialized_start=616
+  _ADMIN._serialized_end=1043
 # @@protoc_insertion_point(module_scope)

@@ -78,3 +78,19 @@ class SetLogLevelResponse(_message.Message):
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     previous: str
     def __init__(self, previous: _Optional[str] = ...) -> None: ...
+
+class VerifyL3Request(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class VerifyL3Response(_message.Message):
+    __slots__ = ["bytes", "damaged", "records", "unreadable"]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    damaged: int
+    records: int
+    unreadable: int
+    def __init__(self, records: _Optional[int] = ..., bytes: _Optional[int] = ..., damaged: _Optional[int] = ..., unreadable: _Optional[int] = ...) -> None: ...
