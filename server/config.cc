@@ -231,6 +231,9 @@ std::vector<std::string> CrossFaults(const Config& config) {
              !fits.ok()) {
     faults.push_back(absl::StrCat("--socket-dir: ", fits.message()));
   }
+  if (config.l1_capacity_bytes == 0 && config.l2_capacity_bytes == 0) {
+    faults.push_back("--l1-capacity, --l2-capacity: at least one must be above 0");
+  }
   return faults;
 }
 

@@ -174,6 +174,14 @@ TEST_F(BehaviourTest, AnEntryLargerThanL1IsServedFromL2AgainAndAgain) {
   EXPECT_EQ(Get("big"), Tier::kL2);
 }
 
+TEST_F(BehaviourTest, WithoutL1EverythingLivesInL2) {
+  Start(0, 50);
+  ASSERT_TRUE(Put("a", 10).ok());
+  EXPECT_EQ(Where("a"), Tier::kL2);
+  EXPECT_EQ(Get("a"), Tier::kL2);
+  EXPECT_EQ(Put("big", 60).code(), absl::StatusCode::kResourceExhausted);
+}
+
 TEST_F(BehaviourTest, AFailedReplacementDoesNotLeaveTheOldValue) {
   Start(100, 0);
   ASSERT_TRUE(Put("a", 50).ok());

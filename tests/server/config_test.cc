@@ -145,8 +145,8 @@ TEST(ConfigTest, TimesHaveUnits) {
 
 TEST(ConfigTest, ErrorsNameTheFlagTheValueAndTheLimit) {
   ExpectRefused(Parse({"--l1-capacity=65TiB"}), kExitUsage,
-                "embcached: --l1-capacity: \"65TiB\": must be 4KiB to 64TiB\n");
-  ExpectRefused(Parse({"--l1-capacity=0"}), kExitUsage, HasSubstr("must be 4KiB to 64TiB"));
+                "embcached: --l1-capacity: \"65TiB\": must be 0 to 64TiB\n");
+  ExpectRefused(Parse({"--l1-capacity=0"}), kExitConfig, HasSubstr("at least one must be above 0"));
   ExpectRefused(Parse({"--l1-capacity=-1"}), kExitUsage, HasSubstr("\"-1\": not a size"));
   ExpectRefused(Parse({"--rpc-threads=0"}), kExitUsage, HasSubstr("must be 1 to 256"));
   ExpectRefused(Parse({"--rpc-threads=-3"}), kExitUsage, HasSubstr("\"-3\""));
