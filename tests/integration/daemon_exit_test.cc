@@ -14,9 +14,9 @@
 namespace embcache {
 namespace {
 
+using ::testing::HasSubstr;
 using testing_support::ChildProcess;
 using testing_support::DaemonProcess;
-using ::testing::HasSubstr;
 
 struct Ended {
   int exit_code = 0;
@@ -39,9 +39,9 @@ Ended RunToEnd(std::vector<std::string> command, const std::string& directory) {
 class DaemonExitTest : public ::testing::Test {
  protected:
   Ended RunWith(std::vector<std::string> flags) {
-    std::vector<std::string> command = {EMBCACHE_BIN "/embcached",
-                                        absl::StrCat("--socket-dir=", daemon_.directory(), "/other"),
-                                        "--l1-capacity=16MiB", "--l3-write=off"};
+    std::vector<std::string> command = {
+        EMBCACHE_BIN "/embcached", absl::StrCat("--socket-dir=", daemon_.directory(), "/other"),
+        "--l1-capacity=16MiB", "--l3-write=off"};
     command.insert(command.end(), flags.begin(), flags.end());
     return RunToEnd(std::move(command), daemon_.directory());
   }
@@ -61,8 +61,8 @@ TEST_F(DaemonExitTest, ASecondSignalEndsTheWaitForLeases) {
   ASSERT_TRUE(daemon_.Start().ok());
   auto client = daemon_.Connect();
   ASSERT_TRUE(client.ok());
-  auto held = (*client)->Reserve(
-      {"m", "hash....", ""}, {{.name = "t", .dtype = client::DType::kU8, .shape = {1}}});
+  auto held = (*client)->Reserve({"m", "hash....", ""},
+                                 {{.name = "t", .dtype = client::DType::kU8, .shape = {1}}});
   ASSERT_TRUE(held.ok());
   daemon_.Signal(SIGTERM);
   daemon_.Signal(SIGTERM);
