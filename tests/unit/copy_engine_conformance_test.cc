@@ -137,9 +137,9 @@ TEST_P(CopyEngineTest, DoneNeverRunsInsideTheCallThatStartedTheCopy) {
   bool in_call = false;  // touched by this thread only
   bool ran_inside = false;
   absl::BlockingCounter ended(100);
-  for (int i = 0; i < 100; ++i) {
+  for (uint64_t i = 0; i < 100; ++i) {
     in_call = true;
-    engine_->Copy(segment.get(), 1000, segment.get(), 0, 10, [&](absl::Status) {
+    engine_->Copy(segment.get(), 1000 + 16 * i, segment.get(), 0, 10, [&](absl::Status) {
       if (std::this_thread::get_id() == caller && in_call) ran_inside = true;
       ended.DecrementCount();
     });
