@@ -11,41 +11,46 @@ from google.protobuf import symbol_database as _symbol_database
 _sym_db = _symbol_database.Default()
 
 
+from embcache.v1 import embcache_pb2 as embcache_dot_v1_dot_embcache__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65mbcache/v1/admin.proto\x12\x0b\x65mbcache.v1\"\x0e\n\x0c\x46lushRequest\"\x0f\n\rFlushResponse\"*\n\x0c\x43learRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"\x1f\n\rClearResponse\x12\x0e\n\x06models\x18\x01 \x01(\r\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\'\n\x13SetLogLevelResponse\x12\x10\n\x08previous\x18\x01 \x01(\t\"\x11\n\x0fVerifyL3Request\"W\n\x10VerifyL3Response\x12\x0f\n\x07records\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\x03 \x01(\x04\x12\x12\n\nunreadable\x18\x04 \x01(\x04\"\x11\n\x0fSessionsRequest\"\xa0\x01\n\x0bSessionInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06writer\x18\x02 \x01(\x08\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0b\n\x03uid\x18\x04 \x01(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06leases\x18\x06 \x01(\x04\x12\x14\n\x0creservations\x18\x07 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\x08 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\t \x01(\x04\">\n\x10SessionsResponse\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.embcache.v1.SessionInfo2\xab\x03\n\x05\x41\x64min\x12>\n\x05\x46lush\x12\x19.embcache.v1.FlushRequest\x1a\x1a.embcache.v1.FlushResponse\x12>\n\x05\x43lear\x12\x19.embcache.v1.ClearRequest\x1a\x1a.embcache.v1.ClearResponse\x12>\n\x05\x44rain\x12\x19.embcache.v1.DrainRequest\x1a\x1a.embcache.v1.DrainResponse\x12P\n\x0bSetLogLevel\x12\x1f.embcache.v1.SetLogLevelRequest\x1a .embcache.v1.SetLogLevelResponse\x12G\n\x08VerifyL3\x12\x1c.embcache.v1.VerifyL3Request\x1a\x1d.embcache.v1.VerifyL3Response\x12G\n\x08Sessions\x12\x1c.embcache.v1.SessionsRequest\x1a\x1d.embcache.v1.SessionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65mbcache/v1/admin.proto\x12\x0b\x65mbcache.v1\x1a\x1a\x65mbcache/v1/embcache.proto\"\x0e\n\x0c\x46lushRequest\"\x0f\n\rFlushResponse\"*\n\x0c\x43learRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"\x1f\n\rClearResponse\x12\x0e\n\x06models\x18\x01 \x01(\r\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"\'\n\x13SetLogLevelResponse\x12\x10\n\x08previous\x18\x01 \x01(\t\"\x11\n\x0fVerifyL3Request\"W\n\x10VerifyL3Response\x12\x0f\n\x07records\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\x03 \x01(\x04\x12\x12\n\nunreadable\x18\x04 \x01(\x04\"H\n\rResizeRequest\x12\x1f\n\x04tier\x18\x01 \x01(\x0e\x32\x11.embcache.v1.Tier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\"@\n\x0eResizeResponse\x12\x16\n\x0eprevious_bytes\x18\x01 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\"\x11\n\x0fSessionsRequest\"\xa0\x01\n\x0bSessionInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06writer\x18\x02 \x01(\x08\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0b\n\x03uid\x18\x04 \x01(\r\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06leases\x18\x06 \x01(\x04\x12\x14\n\x0creservations\x18\x07 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\x08 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\t \x01(\x04\">\n\x10SessionsResponse\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.embcache.v1.SessionInfo2\xee\x03\n\x05\x41\x64min\x12>\n\x05\x46lush\x12\x19.embcache.v1.FlushRequest\x1a\x1a.embcache.v1.FlushResponse\x12>\n\x05\x43lear\x12\x19.embcache.v1.ClearRequest\x1a\x1a.embcache.v1.ClearResponse\x12>\n\x05\x44rain\x12\x19.embcache.v1.DrainRequest\x1a\x1a.embcache.v1.DrainResponse\x12P\n\x0bSetLogLevel\x12\x1f.embcache.v1.SetLogLevelRequest\x1a .embcache.v1.SetLogLevelResponse\x12G\n\x08VerifyL3\x12\x1c.embcache.v1.VerifyL3Request\x1a\x1d.embcache.v1.VerifyL3Response\x12\x41\n\x06Resize\x12\x1a.embcache.v1.ResizeRequest\x1a\x1b.embcache.v1.ResizeResponse\x12G\n\x08Sessions\x12\x1c.embcache.v1.SessionsRequest\x1a\x1d.embcache.v1.SessionsResponseb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'embcache.v1.admin_pb2', globals())
 if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
-  _FLUSHREQUEST._serialized_start=40
-  _FLUSHREQUEST._serialized_end=54
-  _FLUSHRESPONSE._serialized_start=56
-  _FLUSHRESPONSE._serialized_end=71
-  _CLEARREQUEST._serialized_start=73
-  _CLEARREQUEST._serialized_end=115
-  _CLEARRESPONSE._serialized_start=117
-  _CLEARRESPONSE._serialized_end=148
-  _DRAINREQUEST._serialized_start=150
-  _DRAINREQUEST._serialized_end=164
-  _DRAINRESPONSE._serialized_start=166
-  _DRAINRESPONSE._serialized_end=181
-  _SETLOGLEVELREQUEST._serialized_start=183
-  _SETLOGLEVELREQUEST._serialized_end=218
-  _SETLOGLEVELRESPONSE._serialized_start=220
-  _SETLOGLEVELRESPONSE._serialized_end=259
-  _VERIFYL3REQUEST._serialized_start=261
-  _VERIFYL3REQUEST._serialized_end=278
-  _VERIFYL3RESPONSE._serialized_start=280
-  _VERIFYL3RESPONSE._serialized_end=367
-  _SESSIONSREQUEST._serialized_start=369
-  _SESSIONSREQUEST._serialized_end=386
-  _SESSIONINFO._serialized_start=389
-  _SESSIONINFO._serialized_end=549
-  _SESSIONSRESPONSE._serialized_start=551
-  _SESSIONSRESPONSE._serialized_end=613
-  _ADMIN._serialized_start=616
-  _ADMIN._serialized_end=1043
+  _FLUSHREQUEST._serialized_start=68
+  _FLUSHREQUEST._serialized_end=82
+  _FLUSHRESPONSE._serialized_start=84
+  _FLUSHRESPONSE._serialized_end=99
+  _CLEARREQUEST._serialized_start=101
+  _CLEARREQUEST._serialized_end=143
+  _CLEARRESPONSE._serialized_start=145
+  _CLEARRESPONSE._serialized_end=176
+  _DRAINREQUEST._serialized_start=178
+  _DRAINREQUEST._serialized_end=192
+  _DRAINRESPONSE._serialized_start=194
+  _DRAINRESPONSE._serialized_end=209
+  _SETLOGLEVELREQUEST._serialized_start=211
+  _SETLOGLEVELREQUEST._serialized_end=246
+  _SETLOGLEVELRESPONSE._serialized_start=248
+  _SETLOGLEVELRESPONSE._serialized_end=287
+  _VERIFYL3REQUEST._serialized_start=289
+  _VERIFYL3REQUEST._serialized_end=306
+  _VERIFYL3RESPONSE._serialized_start=308
+  _VERIFYL3RESPONSE._serialized_end=395
+  _RESIZEREQUEST._serialized_start=397
+  _RESIZEREQUEST._serialized_end=469
+  _RESIZERESPONSE._serialized_start=471
+  _RESIZERESPONSE._serialized_end=535
+  _SESSIONSREQUEST._serialized_start=537
+  _SESSIONSREQUEST._serialized_end=554
+  _SESSIONINFO._serialized_start=557
+  _SESSIONINFO._serialized_end=717
+  _SESSIONSRESPONSE._serialized_start=719
+  _SESSIONSRESPONSE._serialized_end=781
+  _ADMIN._serialized_start=784
+  _ADMIN._serialized_end=1278
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from embcache.v1 import embcache_pb2 as _embcache_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -34,6 +35,22 @@ class FlushRequest(_message.Message):
 class FlushResponse(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
+
+class ResizeRequest(_message.Message):
+    __slots__ = ["capacity_bytes", "tier"]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    capacity_bytes: int
+    tier: _embcache_pb2.Tier
+    def __init__(self, tier: _Optional[_Union[_embcache_pb2.Tier, str]] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
+
+class ResizeResponse(_message.Message):
+    __slots__ = ["capacity_bytes", "previous_bytes"]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    capacity_bytes: int
+    previous_bytes: int
+    def __init__(self, previous_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
 
 class SessionInfo(_message.Message):
     __slots__ = ["age_ms", "leases", "name", "pid", "pinned_bytes", "reservations", "state", "uid", "writer"]

@@ -27,11 +27,31 @@ I8: DType
 L1: Tier
 L2: Tier
 L3: Tier
+ON_MISS_CLAIM: OnMiss
+ON_MISS_RETURN: OnMiss
+ON_MISS_WAIT: OnMiss
+PLACE_ANY: Place
+PLACE_DEVICE: Place
+PLACE_HOST: Place
 TIER_UNSPECIFIED: Tier
 U16: DType
 U32: DType
 U64: DType
 U8: DType
+
+class AbandonRequest(_message.Message):
+    __slots__ = ["claims"]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    claims: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, claims: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AbandonResponse(_message.Message):
+    __slots__ = ["abandoned", "unknown"]
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    abandoned: int
+    unknown: int
+    def __init__(self, abandoned: _Optional[int] = ..., unknown: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ["reservations"]
@@ -119,6 +139,18 @@ class ContainsResult(_message.Message):
     tier: Tier
     def __init__(self, status: _Optional[_Union[ItemStatus, _Mapping]] = ..., present: bool = ..., tier: _Optional[_Union[Tier, str]] = ..., hit: _Optional[_Union[GetResult, _Mapping]] = ...) -> None: ...
 
+class CudaSource(_message.Message):
+    __slots__ = ["bytes", "device_uuid", "ipc_handle", "offset"]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    IPC_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    device_uuid: str
+    ipc_handle: bytes
+    offset: int
+    def __init__(self, ipc_handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., bytes: _Optional[int] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+
 class DeleteRequest(_message.Message):
     __slots__ = ["keys"]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +196,95 @@ class Entry(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, bytes]] = ..., encode_cost_us: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., expires_unix_ms: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
+class Event(_message.Message):
+    __slots__ = ["epoch_advanced", "gap", "moved", "removed", "sequence", "snapshot", "stored", "unix_ms"]
+    class RemoveReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = []
+    CAPACITY: Event.RemoveReason
+    DELETED: Event.RemoveReason
+    EPOCH: Event.RemoveReason
+    EPOCH_ADVANCED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED: Event.RemoveReason
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_DAMAGED: Event.RemoveReason
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_MISMATCH: Event.RemoveReason
+    REMOVE_REASON_UNSPECIFIED: Event.RemoveReason
+    REPLACED: Event.RemoveReason
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    epoch_advanced: EventEpoch
+    gap: EventGap
+    moved: EventMoved
+    removed: EventRemoved
+    sequence: int
+    snapshot: EventSnapshot
+    stored: EventStored
+    unix_ms: int
+    def __init__(self, sequence: _Optional[int] = ..., unix_ms: _Optional[int] = ..., stored: _Optional[_Union[EventStored, _Mapping]] = ..., removed: _Optional[_Union[EventRemoved, _Mapping]] = ..., moved: _Optional[_Union[EventMoved, _Mapping]] = ..., epoch_advanced: _Optional[_Union[EventEpoch, _Mapping]] = ..., snapshot: _Optional[_Union[EventSnapshot, _Mapping]] = ..., gap: _Optional[_Union[EventGap, _Mapping]] = ...) -> None: ...
+
+class EventEpoch(_message.Message):
+    __slots__ = ["model", "model_epoch"]
+    MODEL_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_epoch: int
+    def __init__(self, model: _Optional[str] = ..., model_epoch: _Optional[int] = ...) -> None: ...
+
+class EventGap(_message.Message):
+    __slots__ = ["lost"]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    lost: int
+    def __init__(self, lost: _Optional[int] = ...) -> None: ...
+
+class EventMoved(_message.Message):
+    __slots__ = ["generation", "key", "to"]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    key: Key
+    to: Tier
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., to: _Optional[_Union[Tier, str]] = ..., generation: _Optional[int] = ..., **kwargs) -> None: ...
+
+class EventRemoved(_message.Message):
+    __slots__ = ["generation", "key", "reason"]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    key: Key
+    reason: Event.RemoveReason
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., generation: _Optional[int] = ..., reason: _Optional[_Union[Event.RemoveReason, str]] = ...) -> None: ...
+
+class EventSnapshot(_message.Message):
+    __slots__ = ["end", "epoch", "tiers"]
+    END_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    end: bool
+    epoch: bytes
+    tiers: _containers.RepeatedCompositeFieldContainer[TierOccupancy]
+    def __init__(self, end: bool = ..., epoch: _Optional[bytes] = ..., tiers: _Optional[_Iterable[_Union[TierOccupancy, _Mapping]]] = ...) -> None: ...
+
+class EventStored(_message.Message):
+    __slots__ = ["bytes", "encode_cost_us", "generation", "key", "tier"]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_COST_US_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    encode_cost_us: int
+    generation: int
+    key: Key
+    tier: Tier
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., tier: _Optional[_Union[Tier, str]] = ..., bytes: _Optional[int] = ..., generation: _Optional[int] = ..., encode_cost_us: _Optional[int] = ...) -> None: ...
+
 class Expectation(_message.Message):
     __slots__ = ["bytes", "dtype", "rows", "shape", "tensor"]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -187,12 +308,20 @@ class GetItem(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., expect: _Optional[_Iterable[_Union[Expectation, _Mapping]]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ["inline_limit", "items"]
+    __slots__ = ["accept_pending", "inline_limit", "items", "on_miss", "place", "wait_ms"]
+    ACCEPT_PENDING_FIELD_NUMBER: _ClassVar[int]
     INLINE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ON_MISS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    accept_pending: bool
     inline_limit: int
     items: _containers.RepeatedCompositeFieldContainer[GetItem]
-    def __init__(self, items: _Optional[_Iterable[_Union[GetItem, _Mapping]]] = ..., inline_limit: _Optional[int] = ...) -> None: ...
+    on_miss: OnMiss
+    place: Place
+    wait_ms: int
+    def __init__(self, items: _Optional[_Iterable[_Union[GetItem, _Mapping]]] = ..., inline_limit: _Optional[int] = ..., on_miss: _Optional[_Union[OnMiss, str]] = ..., wait_ms: _Optional[int] = ..., place: _Optional[_Union[Place, str]] = ..., accept_pending: bool = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ["results"]
@@ -201,12 +330,15 @@ class GetResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[GetResult, _Mapping]]] = ...) -> None: ...
 
 class GetResult(_message.Message):
-    __slots__ = ["entry", "generation", "inline", "lease", "location", "reason", "source", "status", "verdict"]
+    __slots__ = ["claim", "entry", "generation", "inline", "lease", "location", "reason", "source", "status", "verdict"]
     class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = []
     class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = []
     ABSENT: GetResult.MissReason
+    CLAIMED: GetResult.Verdict
+    CLAIMED_ELSEWHERE: GetResult.MissReason
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     DAMAGED: GetResult.MissReason
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     ERROR: GetResult.Verdict
@@ -219,10 +351,12 @@ class GetResult(_message.Message):
     MISMATCH: GetResult.MissReason
     MISS: GetResult.Verdict
     MISS_REASON_UNSPECIFIED: GetResult.MissReason
+    PENDING: GetResult.Verdict
     REASON_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    claim: int
     entry: Entry
     generation: int
     inline: bytes
@@ -232,7 +366,7 @@ class GetResult(_message.Message):
     source: Tier
     status: ItemStatus
     verdict: GetResult.Verdict
-    def __init__(self, verdict: _Optional[_Union[GetResult.Verdict, str]] = ..., reason: _Optional[_Union[GetResult.MissReason, str]] = ..., status: _Optional[_Union[ItemStatus, _Mapping]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ..., source: _Optional[_Union[Tier, str]] = ..., location: _Optional[_Union[Location, _Mapping]] = ..., lease: _Optional[int] = ..., inline: _Optional[bytes] = ..., generation: _Optional[int] = ...) -> None: ...
+    def __init__(self, verdict: _Optional[_Union[GetResult.Verdict, str]] = ..., reason: _Optional[_Union[GetResult.MissReason, str]] = ..., status: _Optional[_Union[ItemStatus, _Mapping]] = ..., entry: _Optional[_Union[Entry, _Mapping]] = ..., source: _Optional[_Union[Tier, str]] = ..., location: _Optional[_Union[Location, _Mapping]] = ..., lease: _Optional[int] = ..., inline: _Optional[bytes] = ..., generation: _Optional[int] = ..., claim: _Optional[int] = ...) -> None: ...
 
 class ItemStatus(_message.Message):
     __slots__ = ["code", "message"]
@@ -399,7 +533,7 @@ class PopResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[GetResult, _Mapping]] = ...) -> None: ...
 
 class PutItem(_message.Message):
-    __slots__ = ["encode_cost_us", "inline", "key", "metadata", "tensors", "ttl_ms"]
+    __slots__ = ["claim", "cuda", "encode_cost_us", "inline", "key", "metadata", "tensors", "ttl_ms"]
     class MetadataEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -407,19 +541,23 @@ class PutItem(_message.Message):
         key: str
         value: bytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    CUDA_FIELD_NUMBER: _ClassVar[int]
     ENCODE_COST_US_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    claim: int
+    cuda: CudaSource
     encode_cost_us: int
     inline: bytes
     key: Key
     metadata: _containers.ScalarMap[str, bytes]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     ttl_ms: int
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, bytes]] = ..., encode_cost_us: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., inline: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, bytes]] = ..., encode_cost_us: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., inline: _Optional[bytes] = ..., cuda: _Optional[_Union[CudaSource, _Mapping]] = ..., claim: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ["items"]
@@ -456,10 +594,12 @@ class ReleaseResponse(_message.Message):
     def __init__(self, released: _Optional[int] = ..., unknown: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ["items"]
+    __slots__ = ["items", "place"]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[PutItem]
-    def __init__(self, items: _Optional[_Iterable[_Union[PutItem, _Mapping]]] = ...) -> None: ...
+    place: Place
+    def __init__(self, items: _Optional[_Iterable[_Union[PutItem, _Mapping]]] = ..., place: _Optional[_Union[Place, str]] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ["results"]
@@ -532,11 +672,16 @@ class StatsRequest(_message.Message):
     def __init__(self, per_model: bool = ..., latencies: bool = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ["deletes", "demotions", "draining", "epoch", "gets", "hits", "l3", "latencies", "leases", "mismatches", "misses", "models", "promotions", "quarantined_bytes", "rejected_puts", "replaced", "reservations", "saved_us", "saves", "sessions", "tiers", "uptime_ms", "version"]
+    __slots__ = ["claim_waits", "claims", "claims_failed", "claims_granted", "deletes", "demotions", "draining", "epoch", "fast_hits", "gets", "hits", "l3", "latencies", "leases", "mismatches", "misses", "models", "promotions", "quarantined_bytes", "rejected_puts", "replaced", "reservations", "saved_us", "saves", "sessions", "tiers", "uptime_ms", "version"]
+    CLAIMS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_WAITS_FIELD_NUMBER: _ClassVar[int]
     DELETES_FIELD_NUMBER: _ClassVar[int]
     DEMOTIONS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FAST_HITS_FIELD_NUMBER: _ClassVar[int]
     GETS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     L3_FIELD_NUMBER: _ClassVar[int]
@@ -556,10 +701,15 @@ class StatsResponse(_message.Message):
     TIERS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    claim_waits: int
+    claims: int
+    claims_failed: int
+    claims_granted: int
     deletes: int
     demotions: int
     draining: bool
     epoch: bytes
+    fast_hits: int
     gets: int
     hits: int
     l3: L3Stats
@@ -579,7 +729,7 @@ class StatsResponse(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
     uptime_ms: int
     version: str
-    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[bytes] = ..., uptime_ms: _Optional[int] = ..., gets: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., mismatches: _Optional[int] = ..., saves: _Optional[int] = ..., replaced: _Optional[int] = ..., deletes: _Optional[int] = ..., promotions: _Optional[int] = ..., demotions: _Optional[int] = ..., rejected_puts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., l3: _Optional[_Union[L3Stats, _Mapping]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelStats, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStats, _Mapping]]] = ..., saved_us: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[bytes] = ..., uptime_ms: _Optional[int] = ..., gets: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., mismatches: _Optional[int] = ..., saves: _Optional[int] = ..., replaced: _Optional[int] = ..., deletes: _Optional[int] = ..., promotions: _Optional[int] = ..., demotions: _Optional[int] = ..., rejected_puts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., l3: _Optional[_Union[L3Stats, _Mapping]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelStats, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStats, _Mapping]]] = ..., saved_us: _Optional[int] = ..., draining: bool = ..., claims: _Optional[int] = ..., claims_granted: _Optional[int] = ..., claims_failed: _Optional[int] = ..., claim_waits: _Optional[int] = ..., fast_hits: _Optional[int] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ["absent", "bytes", "dtype", "name", "offset", "shape"]
@@ -596,6 +746,18 @@ class Tensor(_message.Message):
     offset: int
     shape: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., absent: bool = ..., offset: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class TierOccupancy(_message.Message):
+    __slots__ = ["capacity_bytes", "entries", "tier", "used_bytes"]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    capacity_bytes: int
+    entries: int
+    tier: Tier
+    used_bytes: int
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., entries: _Optional[int] = ...) -> None: ...
 
 class TierStats(_message.Message):
     __slots__ = ["capacity_bytes", "entries", "evictions_capacity", "evictions_epoch", "evictions_expired", "fragmentation", "hits", "pinned_bytes", "reserved_bytes", "tier", "used_bytes"]
@@ -623,8 +785,32 @@ class TierStats(_message.Message):
     used_bytes: int
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., entries: _Optional[int] = ..., hits: _Optional[int] = ..., fragmentation: _Optional[float] = ..., evictions_capacity: _Optional[int] = ..., evictions_expired: _Optional[int] = ..., evictions_epoch: _Optional[int] = ...) -> None: ...
 
+class WatchRequest(_message.Message):
+    __slots__ = ["after_sequence", "epoch", "model", "no_snapshot"]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NO_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    after_sequence: int
+    epoch: bytes
+    model: str
+    no_snapshot: bool
+    def __init__(self, model: _Optional[str] = ..., after_sequence: _Optional[int] = ..., epoch: _Optional[bytes] = ..., no_snapshot: bool = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ["events"]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    def __init__(self, events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+
 class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class Place(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class OnMiss(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
