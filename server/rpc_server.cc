@@ -438,6 +438,7 @@ void RpcServer::Impl::SetArguments(grpc::ServerBuilder* builder) const {
   if (over_network_) {
     builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
     builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+    builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   }
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options_.max_streams_per_connection);
   builder->SetMaxReceiveMessageSize(static_cast<int>(options_.max_message_bytes));

@@ -36,7 +36,8 @@ UniqueFd OpenSession(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-  if (connect(control.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return {};
+  if (connect(control.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0)
+    return {};
   v1::ClientPacket packet;
   packet.mutable_hello()->set_protocol_version(1);
   packet.mutable_hello()->set_role(v1::Hello::READER);
@@ -98,8 +99,7 @@ struct Busy {
     return status;
   }
   Round Hits() {
-    return CallRate(kBusy, 0.4,
-                    [this](int thread) { return Hit(*clients[thread], keys[thread]); });
+    return CallRate(kBusy, 0.4, [this](int thread) { return Hit(*clients[thread], keys[thread]); });
   }
 };
 

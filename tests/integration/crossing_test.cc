@@ -1,5 +1,5 @@
-// An answer that crosses its caller's deadline: the daemon has sent it, the caller has given up. What
-// it granted must come back by itself.
+// An answer that crosses its caller's deadline: the daemon has sent it, the caller has given up.
+// What it granted must come back by itself.
 
 #include <poll.h>
 #include <sys/eventfd.h>
