@@ -16,6 +16,7 @@
 #include "server/user_names.h"
 #include "spdlog/spdlog.h"
 #include "storage/clock.h"
+#include "storage/late_store.h"
 #include "storage/rocksdb_store.h"
 
 namespace embcache {
@@ -117,6 +118,37 @@ absl::Status InContext(absl::string_view what, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
 }
 
+// The store of --l3-dir. An SSD that cannot be used now is no reason not to serve: it is tried
+// again until it can be, and begins empty then. A directory that somebody else uses, or that is no
+// store of a version we know, is a mistake of the operator's, who has to hear of it.
+absl::StatusOr<std::unique_ptr<PersistentStore>> OpenL3(const Config& config, PutGate* gate) {
+  RocksDbStoreOptions options;
+  options.path = config.l3_dir;
+  options.capacity_bytes = config.l3_capacity_bytes;
+  options.direct_reads = config.l3_read == Config::L3Read::kDirect;
+  options.pause = [gate] { gate->Wait(); };
+  options.log = [](absl::string_view line) { spdlog::warn("l3: {}", std::string(line)); };
+  const auto open = [options](bool discard) -> absl::StatusOr<std::unique_ptr<PersistentStore>> {
+    absl::Status made = MakeDirectory(options.path, kL3DirMode);
+    if (!made.ok()) return absl::UnavailableError(made.message());
+    RocksDbStoreOptions now = options;
+    now.discard = discard;
+    return RocksDbStore::Open(now);
+  };
+  auto store = open(/*discard=*/false);
+  if (store.ok() || absl::IsInvalidArgument(store.status()) ||
+      absl::IsAlreadyExists(store.status()) || absl::IsFailedPrecondition(store.status())) {
+    return store;
+  }
+  spdlog::error("l3: {} cannot be used; going on without L3, and trying again: {}", config.l3_dir,
+                std::string(store.status().message()));
+  LateStoreOptions late;
+  late.open = [open] { return open(/*discard=*/true); };
+  late.capacity_bytes = config.l3_capacity_bytes;
+  late.log = options.log;
+  return std::make_unique<LateStore>(std::move(late));
+}
+
 }  // namespace
 
 std::string RpcSocketPath(const std::string& socket_dir) { return socket_dir + "/embcached.sock"; }
@@ -180,21 +212,13 @@ absl::Status Daemon::OpenCache() {
   io_ = std::make_unique<ThreadPoolExecutor>("io", static_cast<int>(config_.io_threads),
                                              kIoQueueLimit);
   if (config_.l3_enabled()) {
-    if (absl::Status made = MakeDirectory(config_.l3_dir, kL3DirMode); !made.ok()) {
-      return InContext("--l3-dir", made);
-    }
-    RocksDbStoreOptions options;
-    options.path = config_.l3_dir;
-    options.capacity_bytes = config_.l3_capacity_bytes;
-    options.direct_reads = config_.l3_read == Config::L3Read::kDirect;
-    options.log = [](absl::string_view line) { spdlog::warn("l3: {}", std::string(line)); };
-    auto store = RocksDbStore::Open(options);
+    auto store = OpenL3(config_, &put_gate_);
     if (!store.ok()) return InContext("--l3-dir", store.status());
     store_ = *std::move(store);
   }
   auto cache = TieredCache::Create(
       MakeCacheOptions(config_),
-      {SystemClock(), io_.get(), copier_.get(), &memory_, &memory_, store_.get()});
+      {SystemClock(), io_.get(), copier_.get(), &memory_, &memory_, store_.get(), &put_gate_});
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
   registry_ =

@@ -26,6 +26,7 @@
 #include "server/unique_fd.h"
 #include "storage/executor.h"
 #include "storage/persistent_store.h"
+#include "storage/put_gate.h"
 #include "storage/tiered_cache.h"
 
 namespace embcache {
@@ -81,6 +82,7 @@ class Daemon {
   HostMemory memory_;
   std::unique_ptr<HostCopyEngine> copier_;
   std::unique_ptr<ThreadPoolExecutor> io_;
+  PutGate put_gate_;
   std::unique_ptr<PersistentStore> store_;
   std::unique_ptr<TieredCache> cache_;
   std::unique_ptr<SessionRegistry> registry_;

@@ -52,6 +52,7 @@
 #include "storage/memory_tier.h"
 #include "storage/persist_queue.h"
 #include "storage/persistent_store.h"
+#include "storage/put_gate.h"
 #include "storage/read_handle.h"
 
 namespace embcache {
@@ -94,6 +95,7 @@ struct TieredCacheDeps {
   MemoryResource* l1_memory = nullptr;
   MemoryResource* l2_memory = nullptr;
   PersistentStore* store = nullptr;
+  PutGate* gate = nullptr;  // told of puts under way, unless the store must not wait for them
 };
 
 using ReservationId = uint64_t;  // never 0, never reused
@@ -414,6 +416,7 @@ class TieredCache {
   void RequestedLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, AfterUnlock& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetGateLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KickPersistLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishStaging(std::unique_ptr<char[]> payload, const absl::Status& copied);
   void PutStagedLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -200,6 +200,15 @@ void TieredCache::QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, Af
   KickPersistLocked(after);
 }
 
+// Once half of the queue is in use, or somebody waits for it, the store goes first: what does not fit
+// would be dropped.
+void TieredCache::SetGateLocked() {
+  if (deps_.gate == nullptr) return;
+  const bool pressed = !flushes_.empty() || queue_.bytes() > options_.l3_queue_bytes / 2 ||
+                       queue_.entries() > options_.l3_queue_entries / 2;
+  deps_.gate->Set(!reservations_.empty() && !pressed);
+}
+
 void TieredCache::KickPersistLocked(AfterUnlock& after) {
   if (persisting_.has_value() || stopping_ || deps_.store == nullptr) return;
   persisting_ = queue_.TakeNext();
@@ -297,6 +306,7 @@ void TieredCache::Flush(StatusCallback done) {
       });
     } else {
       flushes_.emplace_back(queue_.last_sequence(), std::move(done));
+      SetGateLocked();
       AnswerFlushesLocked(after);
     }
   }

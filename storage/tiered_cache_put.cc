@@ -83,6 +83,7 @@ void TieredCache::ReserveLocked(ReserveRequest request, TierId tier, ReserveCall
     const ReservationId id = next_reservation_++;
     const ReservedPlace place{.id = id, .location = LocationLocked(*entry)};
     reservations_.emplace(id, std::move(reservation));
+    SetGateLocked();
     after.Add([done = std::move(done), place]() mutable { done(place); });
   };
   RequestRoomLocked(tier, std::move(room), after);
@@ -169,6 +170,7 @@ absl::StatusOr<ReadHandle> TieredCache::CommitLocked(ReservationId id, Reservati
   stats.pinned_bytes -= entry->range.bytes;
   std::unique_ptr<CacheEntry> owned = std::move(reservation.entry);
   reservations_.erase(id);
+  SetGateLocked();
 
   const CacheKey& key = entry->info->key;
   entry->generation = next_generation_++;
@@ -223,6 +225,7 @@ void TieredCache::DropReservationLocked(ReservationId id, AfterUnlock& after) {
   TierOf(tier).stats.pinned_bytes -= entry->range.bytes;
   FreeRangeLocked(tier, entry->range);
   reservations_.erase(it);
+  SetGateLocked();
   PumpLocked(tier, after);
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 
@@ -186,6 +187,33 @@ TEST_F(DaemonTest, EntriesSurviveARestartOnTheSsd) {
   ASSERT_EQ(response.results(0).verdict(), v1::GetResult::HIT);
   EXPECT_EQ(response.results(0).inline_(), "data");
   EXPECT_EQ(response.results(0).source(), v1::L3);
+}
+
+TEST_F(DaemonTest, AnSsdThatCannotBeUsedAtTheStartIsNoReasonNotToServe) {
+  config_.l3_dir = dir_ + "/l3";
+  config_.l3_capacity_bytes = uint64_t{64} << 20;
+  ASSERT_EQ(mknod(config_.l3_dir.c_str(), S_IFREG | 0600, 0), 0);
+  Start();
+  ControlClient client(control_path());
+  HoldLease(TokenOf(client.SayHello()));
+  grpc::ClientContext context;
+  v1::StatsResponse stats;
+  ASSERT_TRUE(v1::Cache::NewStub(Channel())->Stats(&context, {}, &stats).ok());
+  EXPECT_TRUE(stats.l3().enabled());
+  EXPECT_FALSE(stats.l3().writable());
+  EXPECT_EQ(stats.l3().io_errors(), 1);
+}
+
+TEST_F(DaemonTest, AnSsdOfAnotherVersionOrInUseIsAnError) {
+  config_.l3_dir = dir_ + "/l3";
+  config_.l3_capacity_bytes = uint64_t{64} << 20;
+  ASSERT_TRUE(MakeDirectory(config_.l3_dir, 0700).ok());
+  std::ofstream(config_.l3_dir + "/FORMAT") << "embcache-l3 99\n";
+  EXPECT_EQ(Daemon::Start(config_).status().code(), absl::StatusCode::kFailedPrecondition);
+  std::filesystem::remove(config_.l3_dir + "/FORMAT");
+  Start();
+  config_.socket_dir += "2";
+  EXPECT_EQ(Daemon::Start(config_).status().code(), absl::StatusCode::kAlreadyExists);
 }
 
 TEST_F(DaemonTest, MoreMemoryThanThereIsIsRefusedBeforeAnyIsTaken) {

@@ -45,7 +45,8 @@ class CacheFixture : public ::testing::Test {
                                                .copier = &copier_,
                                                .l1_memory = &memory_,
                                                .l2_memory = &memory_,
-                                               .store = store});
+                                               .store = store,
+                                               .gate = &gate_});
     ASSERT_TRUE(cache.ok()) << cache.status();
     cache_ = *std::move(cache);
   }
@@ -150,6 +151,7 @@ class CacheFixture : public ::testing::Test {
   ManualExecutor executor_;
   ManualCopyEngine copier_;
   HeapMemory memory_;
+  PutGate gate_;
   std::unique_ptr<TieredCache> cache_;
 };
 
