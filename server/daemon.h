@@ -15,6 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "gpu/gpu_device.h"
 #include "gpu/host_copy_engine.h"
 #include "gpu/host_memory.h"
 #include "server/admin_service.h"
@@ -60,6 +62,9 @@ class Daemon {
   absl::Status FlushL3();
   absl::Status OpenDirectory();
   absl::Status OpenCache();
+  absl::Status CheckHostMemory() const;
+  absl::Status OpenStore();
+  void DeviceLost(const absl::Status& why);
   absl::Status OpenSockets();
   WelcomeInfo MakeWelcome() const;
 
@@ -67,11 +72,13 @@ class Daemon {
   const Token epoch_;
   std::atomic<bool> draining_ = false;
   std::atomic<RpcServer*> serving_ = nullptr;  // rpc_, once Drain may use it
+  absl::Mutex device_mu_;  // held while the loss of the device is told to serving_
 
   // In the order of construction; each uses only what stands above it.
   UniqueFd lock_;
   HostMemory memory_;
-  std::unique_ptr<HostCopyEngine> copier_;
+  std::unique_ptr<HostCopyEngine> copier_;  // without a device, which has one of its own
+  std::unique_ptr<GpuDevice> device_;
   std::unique_ptr<ThreadPoolExecutor> io_;
   std::unique_ptr<PersistentStore> store_;
   std::unique_ptr<TieredCache> cache_;

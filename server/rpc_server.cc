@@ -235,6 +235,9 @@ class RpcServer::Impl {
 
   absl::Status Start();
   void SetServing(bool serving) { health_.SetServing(serving); }
+  void SetDeviceServing(bool serving) {
+    health_.SetDevice(serving ? HealthService::Device::kServing : HealthService::Device::kLost);
+  }
   void Shutdown(absl::Time deadline);
   int tcp_port() const { return tcp_port_; }
 
@@ -400,6 +403,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcServerOptio
 RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RpcServer::~RpcServer() = default;
 void RpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
+void RpcServer::SetDeviceServing(bool serving) { impl_->SetDeviceServing(serving); }
 void RpcServer::Shutdown(absl::Time deadline) { impl_->Shutdown(deadline); }
 int RpcServer::tcp_port() const { return impl_->tcp_port(); }
 

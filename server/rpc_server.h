@@ -1,7 +1,7 @@
 // RpcServer: the gRPC transport in front of the services, and the only place that knows gRPC.
 //
 // One completion queue, polled by a few threads that also run the handlers (which never block).
-// Beside our services it serves grpc.health.v1.Health (for "" and "embcache.v1.Cache") and
+// Beside our services it serves grpc.health.v1.Health (for "", "embcache.v1.Cache" and "device") and
 // reflection.
 
 #ifndef EMBCACHE_SERVER_RPC_SERVER_H_
@@ -50,6 +50,8 @@ class RpcServer {
 
   // What health answers. Calls are served in either case. Thread-safe.
   void SetServing(bool serving);
+  // What health answers for the service "device": nothing, until this is called. Thread-safe.
+  void SetDeviceServing(bool serving);
 
   // Takes no new calls, lets those in flight finish until `deadline`, then cancels them towards
   // their clients, and returns when every handler has answered. Call it once, not from a handler.
