@@ -31,7 +31,7 @@ TEST_F(FakeCudaMemory, TheCpuCannotTouchImportedMemory) {
   const Answer opened = peer.Run("open", ExportHex(Alloc(4 * kMiB)));
   ASSERT_EQ(opened.code, CUDA_SUCCESS);
   EXPECT_EQ(peer.Run("touch", opened.value).code, -1);
-  EXPECT_TRUE(WIFSIGNALED(peer.Wait()));
+  EXPECT_NE(peer.Wait(), 0);
 }
 
 TEST_F(FakeCudaMemory, SmallAllocationsShareABlock) {

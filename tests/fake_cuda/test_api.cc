@@ -20,8 +20,8 @@ Attachment* Attached() {
   return attachment();
 }
 
-void ForEachProcess(int pid, const std::function<void(int, Process&)>& visit) {
-  Attachment* attached = Attached();
+void ForEachProcess(Attachment* attached, int pid,
+                    const std::function<void(int, Process&)>& visit) {
   if (attached == nullptr) return;
   for (int slot = 0; slot < fakecuda::kMaxProcesses; ++slot) {
     Process& process = attached->shared()->processes[slot];
@@ -57,7 +57,7 @@ void fakecuda_reset() {
 uint64_t fakecuda_calls(int pid, const char* name) {
   const int function = name == nullptr ? -1 : fakecuda::FunctionByName(name);
   uint64_t sum = 0;
-  ForEachProcess(pid, [&](int, Process& process) {
+  ForEachProcess(Attached(), pid, [&](int, Process& process) {
     for (int i = 0; i < fakecuda::kFunctionCount; ++i) {
       if (name == nullptr || i == function) sum += process.calls[i];
     }
@@ -67,7 +67,7 @@ uint64_t fakecuda_calls(int pid, const char* name) {
 
 uint64_t fakecuda_pageable_copies(int pid) {
   uint64_t sum = 0;
-  ForEachProcess(pid, [&](int, Process& process) { sum += process.pageable_copies; });
+  ForEachProcess(Attached(), pid, [&](int, Process& process) { sum += process.pageable_copies; });
   return sum;
 }
 
@@ -82,7 +82,7 @@ uint64_t fakecuda_open_imports(int pid) {
   SharedLock lock(attachment()->shared());
   attachment()->Sweep();
   uint64_t sum = 0;
-  ForEachProcess(pid, [&](int slot, Process&) {
+  ForEachProcess(attachment(), pid, [&](int slot, Process&) {
     for (const auto& allocation : attachment()->shared()->allocations) {
       if (allocation.id != 0) sum += allocation.imports[slot];
     }
@@ -111,7 +111,7 @@ int fakecuda_fail_always(int pid, const char* name, int code) {
 }
 
 void fakecuda_set_sticky(int pid, int code) {
-  ForEachProcess(pid, [&](int, Process& process) { process.sticky = code; });
+  ForEachProcess(Attached(), pid, [&](int, Process& process) { process.sticky = code; });
 }
 
 void fakecuda_set_exportable(int exportable) { Memory::Get().set_exportable(exportable != 0); }
