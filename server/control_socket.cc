@@ -14,6 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "gpu/gpu_device.h"
 #include "server/proto_convert.h"
 #include "spdlog/spdlog.h"
 #include "storage/check.h"
@@ -326,6 +327,9 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
   if (absl::Status ok = CheckHello(*connection, hello); !ok.ok()) return refuse(ok);
   connection->peer.name = hello.name();
   connection->peer.writer = hello.role() == v1::Hello::WRITER;
+  connection->peer.sees_device =
+      std::any_of(hello.device_uuids().begin(), hello.device_uuids().end(),
+                  [&](const auto& uuid) { return SameDeviceUuid(uuid, options_.device_uuid); });
   if (!hello.acknowledges().empty()) {
     Token old;
     std::copy(hello.acknowledges().begin(), hello.acknowledges().end(), old.begin());
@@ -346,12 +350,21 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
     Erase(connection);
     return false;
   }
-  spdlog::info("session of {} opened", Describe(connection->peer));
+  spdlog::info("session of {} opened{}", Describe(connection->peer),
+               connection->peer.sees_device       ? ", sees the device"
+               : hello.device_uuids().empty() ? ""
+               : options_.device_uuid.empty() ? ", sees a device, which is not used here"
+                                              : ", sees another device than the one used here");
   return true;
 }
 
 bool ControlSocket::SendWelcome(const Connection& connection) {
-  const WelcomeInfo info = welcome_();
+  WelcomeInfo info = welcome_();
+  if (!options_.device_uuid.empty() && !connection.peer.sees_device) {
+    const auto on_device = [](const auto& segment) { return !segment.device_uuid.empty(); };
+    info.segments.erase(std::remove_if(info.segments.begin(), info.segments.end(), on_device),
+                        info.segments.end());
+  }
   size_t next = 0;
   do {
     v1::ServerPacket packet;

@@ -12,6 +12,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gpu/available_memory.h"
+#include "server/device_choice.h"
 #include "server/directory_lock.h"
 #include "server/user_names.h"
 #include "spdlog/spdlog.h"
@@ -195,20 +196,35 @@ absl::Status Daemon::OpenDirectory() {
   return absl::OkStatus();
 }
 
-absl::Status Daemon::OpenCache() {
+absl::Status Daemon::CheckHostMemory() const {
   // Segments are reserved one by one, and each is checked then; but to find out at the last one
   // means to have pushed everybody else on the machine aside first.
   const AvailableMemory available = ReadAvailableMemory();
-  const uint64_t wanted = config_.l1_capacity_bytes + config_.l2_capacity_bytes;
-  if (wanted > available.bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("--l1-capacity and --l2-capacity ask for ",
-                                                     wanted, " bytes, but only ", available.bytes,
-                                                     " are available (", available.source, ")"));
+  const uint64_t wanted =
+      (device_ == nullptr ? config_.l1_capacity_bytes : 0) + config_.l2_capacity_bytes;
+  if (wanted <= available.bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      device_ == nullptr ? "--l1-capacity and --l2-capacity ask for " : "--l2-capacity asks for ",
+      wanted, " bytes, but only ", available.bytes, " are available (", available.source, ")"));
+}
+
+absl::Status Daemon::OpenCache() {
+  auto device = ChooseDevice(config_);
+  if (!device.ok()) return device.status();
+  device_ = *std::move(device);
+  if (absl::Status fits = CheckHostMemory(); !fits.ok()) return fits;
+  TieredCacheDeps deps;
+  deps.clock = SystemClock();
+  if (device_ == nullptr) {
+    copier_ = std::make_unique<HostCopyEngine>("copy", static_cast<int>(config_.copy_threads));
+    deps.copier = copier_.get();
+    deps.l1_memory = &memory_;
+    deps.l2_memory = &memory_;
+  } else {
+    deps.copier = device_->copier();
+    deps.l1_memory = device_->device_memory();
+    deps.l2_memory = device_->pinned_memory();
   }
-  if (config_.device == "auto") {
-    spdlog::info("device auto: host memory, since this build has no CUDA support");
-  }
-  copier_ = std::make_unique<HostCopyEngine>("copy", static_cast<int>(config_.copy_threads));
   io_ = std::make_unique<ThreadPoolExecutor>("io", static_cast<int>(config_.io_threads),
                                              kIoQueueLimit);
   if (config_.l3_enabled()) {
@@ -216,9 +232,10 @@ absl::Status Daemon::OpenCache() {
     if (!store.ok()) return InContext("--l3-dir", store.status());
     store_ = *std::move(store);
   }
-  auto cache = TieredCache::Create(
-      MakeCacheOptions(config_),
-      {SystemClock(), io_.get(), copier_.get(), &memory_, &memory_, store_.get(), &put_gate_});
+  deps.executor = io_.get();
+  deps.store = store_.get();
+  deps.put_gate = &put_gate_;
+  auto cache = TieredCache::Create(MakeCacheOptions(config_), deps);
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
   registry_ =
@@ -235,6 +252,7 @@ absl::Status Daemon::OpenSockets() {
   deps.limits.max_batch = static_cast<uint32_t>(config_.max_batch);
   deps.limits.inline_limit = config_.inline_limit_bytes;
   deps.version = EMBCACHE_VERSION;
+  deps.device = device_.get();
   cache_service_ = std::make_unique<CacheService>(std::move(deps));
   admin_service_ = std::make_unique<AdminService>(
       AdminServiceDeps{cache_.get(), registry_.get(), [this] { Drain(); }});
@@ -252,6 +270,7 @@ absl::Status Daemon::OpenSockets() {
   control.path = ControlSocketPath(config_.socket_dir);
   control.access = access_;
   control.peers = peers_;
+  if (device_ != nullptr) control.device_uuid = device_->uuid();
   auto socket = ControlSocket::Start(
       std::move(control), registry_.get(), [this] { return MakeWelcome(); },
       [cache = cache_.get()] { cache->Tick(); });
@@ -262,7 +281,22 @@ absl::Status Daemon::OpenSockets() {
   serving_ = true;
   SetServing(true);
   if (draining_) SetServing(false);
+  if (device_ != nullptr) {
+    SetDeviceServing(true);
+    device_->OnLost([this](const absl::Status& why) { DeviceLost(why); });
+  }
   return absl::OkStatus();
+}
+
+// Runs inside a copy of the cache's, which therefore lives.
+void Daemon::DeviceLost(const absl::Status& why) {
+  cache_->LoseTier(TierId::kL1);
+  {
+    absl::MutexLock lock(&device_mu_);
+    if (serving_) SetDeviceServing(false);
+  }
+  spdlog::error("{}; its entries are gone, L2 and L3 serve on; restart embcached to use it again",
+                std::string(why.message()));
 }
 
 RpcServerOptions Daemon::MakeRpcOptions() const {
@@ -293,6 +327,11 @@ absl::Status Daemon::OpenTcp() {
 void Daemon::SetServing(bool serving) {
   rpc_->SetServing(serving);
   if (tcp_rpc_ != nullptr) tcp_rpc_->SetServing(serving);
+}
+
+void Daemon::SetDeviceServing(bool serving) {
+  rpc_->SetDeviceServing(serving);
+  if (tcp_rpc_ != nullptr) tcp_rpc_->SetDeviceServing(serving);
 }
 
 WelcomeInfo Daemon::MakeWelcome() const {
@@ -339,7 +378,10 @@ absl::Status Daemon::FlushL3() {
 absl::Status Daemon::Stop() {
   if (control_ != nullptr) control_->Stop();
   control_.reset();
-  serving_ = false;
+  {
+    absl::MutexLock lock(&device_mu_);
+    serving_ = false;
+  }
   // First what must not be lost: a client that does not read its answers can hold up the rest.
   absl::Status flushed = FlushL3();
   ExitGuard guard(kStopPatience);
@@ -351,11 +393,15 @@ absl::Status Daemon::Stop() {
   flushed.Update(FlushL3());
   admin_service_.reset();
   cache_service_.reset();
+  // Clients may have it mapped until they see that their sessions are over.
+  const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
+  if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
   registry_.reset();
   cache_.reset();
   store_.reset();
   io_.reset();
   copier_.reset();
+  device_.reset();
   lock_.Reset();
   return flushed.ok() ? flushed : InContext("writing to L3 before the end", flushed);
 }

@@ -15,6 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "gpu/gpu_device.h"
 #include "gpu/host_copy_engine.h"
 #include "gpu/host_memory.h"
 #include "server/admin_service.h"
@@ -63,16 +65,20 @@ class Daemon {
   absl::Status FlushL3();
   absl::Status OpenDirectory();
   absl::Status OpenCache();
+  absl::Status CheckHostMemory() const;
+  void DeviceLost(const absl::Status& why);
   absl::Status OpenSockets();
   RpcServerOptions MakeRpcOptions() const;
   absl::Status OpenTcp();
   WelcomeInfo MakeWelcome() const;
   void SetServing(bool serving);
+  void SetDeviceServing(bool serving);
 
   const Config config_;
   const Token epoch_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> serving_ = false;  // Drain may use the servers
+  absl::Mutex device_mu_;  // held while the loss of the device is told to them
 
   SocketAccess access_;
   PeerRules peers_;
@@ -80,7 +86,8 @@ class Daemon {
   // In the order of construction; each uses only what stands above it.
   UniqueFd lock_;
   HostMemory memory_;
-  std::unique_ptr<HostCopyEngine> copier_;
+  std::unique_ptr<HostCopyEngine> copier_;  // without a device, which has one of its own
+  std::unique_ptr<GpuDevice> device_;
   std::unique_ptr<ThreadPoolExecutor> io_;
   PutGate put_gate_;
   std::unique_ptr<PersistentStore> store_;

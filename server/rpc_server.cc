@@ -289,6 +289,9 @@ class RpcServer::Impl {
 
   absl::Status Start();
   void SetServing(bool serving) { health_.SetServing(serving); }
+  void SetDeviceServing(bool serving) {
+    health_.SetDevice(serving ? HealthService::Device::kServing : HealthService::Device::kLost);
+  }
   void Shutdown(absl::Time deadline);
   int tcp_port() const { return tcp_port_; }
   size_t connections() { return connections_.Count(); }
@@ -530,6 +533,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(RpcServerOptions opt
 RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RpcServer::~RpcServer() = default;
 void RpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
+void RpcServer::SetDeviceServing(bool serving) { impl_->SetDeviceServing(serving); }
 void RpcServer::Shutdown(absl::Time deadline) { impl_->Shutdown(deadline); }
 int RpcServer::tcp_port() const { return impl_->tcp_port(); }
 size_t RpcServer::connections() const { return impl_->connections(); }

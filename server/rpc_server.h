@@ -1,7 +1,8 @@
 // RpcServer: the gRPC transport in front of the services, and the only place that knows gRPC.
 //
 // A few threads with a completion queue each also run the handlers (which never block). Beside our
-// services it serves grpc.health.v1.Health (for "" and "embcache.v1.Cache") and reflection.
+// services it serves grpc.health.v1.Health (for "", "embcache.v1.Cache" and
+// "device") and reflection.
 //
 // Connections are accepted here and handed to gRPC, which would neither say whose they are nor
 // survive a failing accept: see AcceptLoop and ConnectionTable.
@@ -69,6 +70,8 @@ class RpcServer {
 
   // What health answers. Calls are served in either case. Thread-safe.
   void SetServing(bool serving);
+  // What health answers for the service "device": nothing, until this is called. Thread-safe.
+  void SetDeviceServing(bool serving);
 
   // Takes no new calls, lets those in flight finish until `deadline`, then ends the connections
   // that are left, and returns when every handler has answered. Call it once, not from a handler.

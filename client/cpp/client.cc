@@ -107,6 +107,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
   session.name = options.name.empty() ? program_invocation_short_name : options.name;
   session.writer = options.role == Role::kWriter;
   session.timeout = options.rpc_timeout;
+  session.device_memory = options.device_memory;
   auto connection = internal::Connection::Open(session, options.reconnect);
   if (!connection.ok()) return connection.status();
   return std::unique_ptr<Client>(new Client(*std::move(connection)));
@@ -124,6 +125,7 @@ absl::StatusOr<std::optional<Lease>> Client::Get(const Key& key, const GetOption
   for (const Expectation& expectation : options.expect) {
     ToProto(expectation, item->add_expect());
   }
+  request->set_place(ToProto(options.place));
   return WithRoom(**session, [&]() -> absl::StatusOr<std::optional<Lease>> {
     auto* response = google::protobuf::Arena::CreateMessage<v1::GetResponse>(&arena);
     const absl::Time asked = absl::Now();
@@ -226,6 +228,7 @@ absl::StatusOr<Reservation> Client::Reserve(const Key& key, const std::vector<Te
   }
   v1::ReserveRequest request;
   ToProto(key, tensors, options, request.add_items());
+  request.set_place(ToProto(options.place));
   return WithRoom(**session, [&]() -> absl::StatusOr<Reservation> {
     v1::ReserveResponse response;
     const absl::Time asked = absl::Now();

@@ -127,6 +127,11 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Open(const SessionOptions& opt
   hello->set_name(options.name.substr(0, kMaxNameBytes));
   hello->set_role(options.writer ? v1::Hello::WRITER : v1::Hello::READER);
   hello->set_acknowledges(std::string(acknowledges));
+  if (options.device_memory) {
+    absl::StatusOr<const CudaDriver*> driver = CudaDriver::Get();
+    if (!driver.ok()) return driver.status();
+    for (const std::string& uuid : (*driver)->device_uuids()) hello->add_device_uuids(uuid);
+  }
   status = session->Send(packet, 0);
   if (!status.ok()) return status;
   std::vector<UniqueFd> descriptors;
@@ -150,6 +155,13 @@ Session::~Session() {
     packet.mutable_goodbye();
     Send(packet, MSG_DONTWAIT).IgnoreError();  // there may be no daemon any more
   }
+}
+
+void Session::MarkLost() {
+  connected_.store(false);
+  DeviceSegments unused;  // closes when the lock is free again
+  absl::MutexLock lock(&device_mutex_);
+  unused.swap(device_segments_);
 }
 
 bool Session::in_own_process() const { return getpid() == pid_; }
@@ -227,6 +239,9 @@ absl::Status Session::MapSegments(const std::vector<UniqueFd>& descriptors) {
     if (!segment.passed_by_descriptor()) {
       mappings_[segment.segment().id()] = {segment.segment().generation(),
                                            segment.segment().bytes(), nullptr};
+      absl::MutexLock lock(&device_mutex_);
+      device_segments_[segment.segment().id()] =
+          CudaSegment::Share(welcome_.epoch(), segment.segment());
       continue;
     }
     if (next == descriptors.size()) {
@@ -272,7 +287,7 @@ void Session::Prepare(grpc::ClientContext* context) const {
   context->AddMetadata("embcache-session", token_hex_);
 }
 
-absl::StatusOr<uint8_t*> Session::Resolve(const v1::Location& location) const {
+absl::StatusOr<Resolved> Session::Resolve(const v1::Location& location) const {
   const auto it = mappings_.find(location.segment());
   if (it == mappings_.end() || it->second.generation != location.segment_generation()) {
     return absl::InternalError(absl::StrCat("location: segment ", location.segment(),
@@ -285,7 +300,13 @@ absl::StatusOr<uint8_t*> Session::Resolve(const v1::Location& location) const {
                                             location.offset(), " lie outside segment ",
                                             location.segment(), " of ", mapping.bytes));
   }
-  return mapping.base == nullptr ? nullptr : mapping.base + location.offset();
+  if (mapping.base != nullptr) return Resolved{.base = mapping.base + location.offset()};
+  absl::MutexLock lock(&device_mutex_);
+  const auto device = device_segments_.find(location.segment());
+  if (device == device_segments_.end()) {
+    return absl::UnavailableError("the connection to the daemon was lost during the call");
+  }
+  return Resolved{.device = device->second, .device_offset = location.offset()};
 }
 
 }  // namespace embcache::client::internal
