@@ -57,16 +57,24 @@ void CacheService::Adopt(const CallContext& context, const v1::AdoptRequest& req
                          v1::AdoptResponse* response, Done done) {
   const LatencyTimer timer = Timer(Operation::kAdopt);
   absl::Status status = RefuseIfDraining();
+  if (status.ok()) status = RequireSession(context, /*need_writer=*/false);
   Token token;
   if (status.ok() && request.token().size() != token.size()) {
     status = absl::InvalidArgumentError(
         absl::StrCat("token: ", request.token().size(), " bytes; must be ", token.size()));
   }
-  if (status.ok()) status = RequireSession(context, /*need_writer=*/false);
   if (!status.ok()) return done(std::move(status));
   std::copy(request.token().begin(), request.token().end(), token.begin());
   auto adopted = deps_.registry->Adopt(*context.session, token);
   if (!adopted.ok()) return done(adopted.status());
+  for (const SessionRegistry::AdoptedLease& lease : *adopted) {
+    if (CanUse(context, lease.location)) continue;
+    std::vector<LeaseId> all;
+    for (const SessionRegistry::AdoptedLease& held : *adopted) all.push_back(held.id);
+    ReleaseUndelivered(context, all);
+    return done(absl::FailedPreconditionError(
+        "token: it shares device memory, which is lost or which this session does not see"));
+  }
   for (const SessionRegistry::AdoptedLease& lease : *adopted) {
     v1::GetResult* result = response->add_results();
     result->set_verdict(v1::GetResult::HIT);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <thread>
 #include <utility>
 
@@ -11,7 +12,9 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gpu/available_memory.h"
+#include "server/device_choice.h"
 #include "server/directory_lock.h"
+#include "server/user_names.h"
 #include "spdlog/spdlog.h"
 #include "storage/clock.h"
 #include "storage/rocksdb_store.h"
@@ -55,6 +58,38 @@ TieredCacheOptions MakeCacheOptions(const Config& config) {
   options.l3_queue_bytes = config.l3_queue_bytes;
   options.reservation_ttl = config.reservation_ttl;
   return options;
+}
+
+absl::StatusOr<SocketAccess> MakeAccess(const Config& config) {
+  SocketAccess access;
+  access.mode = config.socket_mode;
+  if (!config.socket_owner.empty()) {
+    access.owner = FindUser(config.socket_owner);
+    if (!access.owner.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--socket-owner: no user \"", config.socket_owner, "\""));
+    }
+  }
+  if (!config.socket_group.empty()) {
+    access.group = FindGroup(config.socket_group);
+    if (!access.group.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--socket-group: no group \"", config.socket_group, "\""));
+    }
+  }
+  return access;
+}
+
+PeerRules MakePeerRules(const Config& config) {
+  PeerRules rules;
+  rules.allowed_uids = {config.allow_uids.begin(), config.allow_uids.end()};
+  rules.allowed_gids = {config.allow_gids.begin(), config.allow_gids.end()};
+  rules.admin_uids = {config.admin_uids.begin(), config.admin_uids.end()};
+  rules.admin_gids = {config.admin_gids.begin(), config.admin_gids.end()};
+  // Who could do as it likes with the process anyway.
+  rules.admin_uids.push_back(0);
+  rules.admin_uids.push_back(geteuid());
+  return rules;
 }
 
 // Ends the process, with success, unless it is destroyed within `patience`. For the last part of a
@@ -106,13 +141,22 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
 Daemon::Daemon(const Config& config)
     : config_(config),
       epoch_(RandomToken()),
+      peers_(MakePeerRules(config)),
       memory_(HostMemoryOptions{.huge_pages = config.huge_pages}) {}
 
 Daemon::~Daemon() { Stop().IgnoreError(); }
 
 absl::Status Daemon::OpenDirectory() {
+  absl::StatusOr<SocketAccess> access = MakeAccess(config_);
+  if (!access.ok()) return access.status();
+  access_ = *access;
+  const bool is_there = ::access(config_.socket_dir.c_str(), F_OK) == 0;
   if (absl::Status made = MakeDirectory(config_.socket_dir, kSocketDirMode); !made.ok()) {
     return InContext("--socket-dir", made);
+  }
+  if (!is_there && access_.group.has_value() &&
+      lchown(config_.socket_dir.c_str(), static_cast<uid_t>(-1), *access_.group) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("--socket-group: chown ", config_.socket_dir));
   }
   absl::StatusOr<UniqueFd> lock = LockDirectory(config_.socket_dir);
   if (!lock.ok()) return lock.status();
@@ -120,38 +164,57 @@ absl::Status Daemon::OpenDirectory() {
   return absl::OkStatus();
 }
 
-absl::Status Daemon::OpenCache() {
+absl::Status Daemon::CheckHostMemory() const {
   // Segments are reserved one by one, and each is checked then; but to find out at the last one
   // means to have pushed everybody else on the machine aside first.
   const AvailableMemory available = ReadAvailableMemory();
-  const uint64_t wanted = config_.l1_capacity_bytes + config_.l2_capacity_bytes;
-  if (wanted > available.bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("--l1-capacity and --l2-capacity ask for ",
-                                                     wanted, " bytes, but only ", available.bytes,
-                                                     " are available (", available.source, ")"));
+  const uint64_t wanted =
+      (device_ == nullptr ? config_.l1_capacity_bytes : 0) + config_.l2_capacity_bytes;
+  if (wanted <= available.bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      device_ == nullptr ? "--l1-capacity and --l2-capacity ask for " : "--l2-capacity asks for ",
+      wanted, " bytes, but only ", available.bytes, " are available (", available.source, ")"));
+}
+
+absl::Status Daemon::OpenStore() {
+  if (!config_.l3_enabled()) return absl::OkStatus();
+  if (absl::Status made = MakeDirectory(config_.l3_dir, kL3DirMode); !made.ok()) {
+    return InContext("--l3-dir", made);
   }
-  if (config_.device == "auto") {
-    spdlog::info("device auto: host memory, since this build has no CUDA support");
+  RocksDbStoreOptions options;
+  options.path = config_.l3_dir;
+  options.capacity_bytes = config_.l3_capacity_bytes;
+  options.direct_reads = config_.l3_read == Config::L3Read::kDirect;
+  options.log = [](absl::string_view line) { spdlog::warn("l3: {}", std::string(line)); };
+  auto store = RocksDbStore::Open(options);
+  if (!store.ok()) return InContext("--l3-dir", store.status());
+  store_ = *std::move(store);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::OpenCache() {
+  auto device = ChooseDevice(config_);
+  if (!device.ok()) return device.status();
+  device_ = *std::move(device);
+  if (absl::Status fits = CheckHostMemory(); !fits.ok()) return fits;
+  TieredCacheDeps deps;
+  deps.clock = SystemClock();
+  if (device_ == nullptr) {
+    copier_ = std::make_unique<HostCopyEngine>("copy", static_cast<int>(config_.copy_threads));
+    deps.copier = copier_.get();
+    deps.l1_memory = &memory_;
+    deps.l2_memory = &memory_;
+  } else {
+    deps.copier = device_->copier();
+    deps.l1_memory = device_->device_memory();
+    deps.l2_memory = device_->pinned_memory();
   }
-  copier_ = std::make_unique<HostCopyEngine>("copy", static_cast<int>(config_.copy_threads));
   io_ = std::make_unique<ThreadPoolExecutor>("io", static_cast<int>(config_.io_threads),
                                              kIoQueueLimit);
-  if (config_.l3_enabled()) {
-    if (absl::Status made = MakeDirectory(config_.l3_dir, kL3DirMode); !made.ok()) {
-      return InContext("--l3-dir", made);
-    }
-    RocksDbStoreOptions options;
-    options.path = config_.l3_dir;
-    options.capacity_bytes = config_.l3_capacity_bytes;
-    options.direct_reads = config_.l3_read == Config::L3Read::kDirect;
-    options.log = [](absl::string_view line) { spdlog::warn("l3: {}", std::string(line)); };
-    auto store = RocksDbStore::Open(options);
-    if (!store.ok()) return InContext("--l3-dir", store.status());
-    store_ = *std::move(store);
-  }
-  auto cache = TieredCache::Create(
-      MakeCacheOptions(config_),
-      {SystemClock(), io_.get(), copier_.get(), &memory_, &memory_, store_.get()});
+  deps.executor = io_.get();
+  if (absl::Status opened = OpenStore(); !opened.ok()) return opened;
+  deps.store = store_.get();
+  auto cache = TieredCache::Create(MakeCacheOptions(config_), deps);
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
   registry_ =
@@ -168,25 +231,25 @@ absl::Status Daemon::OpenSockets() {
   deps.limits.max_batch = static_cast<uint32_t>(config_.max_batch);
   deps.limits.inline_limit = config_.inline_limit_bytes;
   deps.version = EMBCACHE_VERSION;
+  deps.device = device_.get();
   cache_service_ = std::make_unique<CacheService>(std::move(deps));
   admin_service_ = std::make_unique<AdminService>(
       AdminServiceDeps{cache_.get(), registry_.get(), [this] { Drain(); }});
 
-  RpcServerOptions rpc;
+  RpcServerOptions rpc = MakeRpcOptions();
   rpc.unix_socket = RpcSocketPath(config_.socket_dir);
-  rpc.mode = config_.socket_mode;
-  rpc.threads = static_cast<int>(config_.rpc_threads);
-  rpc.max_message_bytes =
-      std::max(rpc.max_message_bytes, config_.inline_limit_bytes + kMessageOverheadBytes);
-  auto server = RpcServer::Start(rpc, cache_service_.get(), admin_service_.get());
+  rpc.access = access_;
+  rpc.peers = peers_;
+  auto server = RpcServer::Start(std::move(rpc), cache_service_.get(), admin_service_.get());
   if (!server.ok()) return server.status();
   rpc_ = *std::move(server);
+  if (absl::Status opened = OpenTcp(); !opened.ok()) return opened;
 
   ControlSocketOptions control;
   control.path = ControlSocketPath(config_.socket_dir);
-  control.mode = config_.socket_mode;
-  control.allowed_uids = {config_.allow_uids.begin(), config_.allow_uids.end()};
-  control.allowed_gids = {config_.allow_gids.begin(), config_.allow_gids.end()};
+  control.access = access_;
+  control.peers = peers_;
+  if (device_ != nullptr) control.device_uuid = device_->uuid();
   auto socket = ControlSocket::Start(
       std::move(control), registry_.get(), [this] { return MakeWelcome(); },
       [cache = cache_.get()] { cache->Tick(); });
@@ -194,10 +257,60 @@ absl::Status Daemon::OpenSockets() {
   control_ = *std::move(socket);
 
   // A Drain that came while we were starting found no server to tell, or was overtaken by this.
-  serving_ = rpc_.get();
-  rpc_->SetServing(true);
-  if (draining_) rpc_->SetServing(false);
+  serving_ = true;
+  SetServing(true);
+  if (draining_) SetServing(false);
+  if (device_ != nullptr) {
+    SetDeviceServing(true);
+    device_->OnLost([this](const absl::Status& why) { DeviceLost(why); });
+  }
   return absl::OkStatus();
+}
+
+// Runs inside a copy of the cache's, which therefore lives.
+void Daemon::DeviceLost(const absl::Status& why) {
+  cache_->LoseTier(TierId::kL1);
+  {
+    absl::MutexLock lock(&device_mu_);
+    if (serving_) SetDeviceServing(false);
+  }
+  spdlog::error("{}; its entries are gone, L2 and L3 serve on; restart embcached to use it again",
+                std::string(why.message()));
+}
+
+RpcServerOptions Daemon::MakeRpcOptions() const {
+  RpcServerOptions rpc;
+  rpc.connections = {config_.max_connections, config_.max_connections_per_uid};
+  rpc.answers = {config_.max_unread_bytes, config_.max_unread_bytes_per_connection};
+  rpc.max_in_flight = static_cast<int>(config_.max_calls_in_flight);
+  rpc.threads = static_cast<int>(config_.rpc_threads);
+  rpc.max_message_bytes =
+      std::max(rpc.max_message_bytes, config_.inline_limit_bytes + kMessageOverheadBytes);
+  return rpc;
+}
+
+absl::Status Daemon::OpenTcp() {
+  if (config_.tcp_address.empty()) return absl::OkStatus();
+  RpcServerOptions tcp = MakeRpcOptions();
+  tcp.tcp_address = config_.tcp_address;
+  tcp.tls = {config_.tls_cert, config_.tls_key, config_.tls_client_ca};
+  tcp.threads = 1;  // for those who look on; the others' threads stay free
+  auto server = RpcServer::Start(std::move(tcp), cache_service_.get(), admin_service_.get());
+  if (!server.ok()) return InContext("--tcp-address", server.status());
+  tcp_rpc_ = *std::move(server);
+  spdlog::info("reads over TCP at {}, port {}, {}", config_.tcp_address, tcp_rpc_->tcp_port(),
+               config_.insecure_tcp ? "without TLS" : "with TLS");
+  return absl::OkStatus();
+}
+
+void Daemon::SetServing(bool serving) {
+  rpc_->SetServing(serving);
+  if (tcp_rpc_ != nullptr) tcp_rpc_->SetServing(serving);
+}
+
+void Daemon::SetDeviceServing(bool serving) {
+  rpc_->SetDeviceServing(serving);
+  if (tcp_rpc_ != nullptr) tcp_rpc_->SetDeviceServing(serving);
 }
 
 WelcomeInfo Daemon::MakeWelcome() const {
@@ -221,7 +334,7 @@ void Daemon::Drain() {
   if (!draining_.exchange(true)) spdlog::info("draining: nothing new is admitted");
   registry_->Drain();
   cache_service_->Drain();
-  if (RpcServer* const rpc = serving_) rpc->SetServing(false);
+  if (serving_) SetServing(false);
 }
 
 bool Daemon::drained() const {
@@ -244,20 +357,30 @@ absl::Status Daemon::FlushL3() {
 absl::Status Daemon::Stop() {
   if (control_ != nullptr) control_->Stop();
   control_.reset();
-  serving_ = nullptr;
+  {
+    absl::MutexLock lock(&device_mu_);
+    serving_ = false;
+  }
   // First what must not be lost: a client that does not read its answers can hold up the rest.
   absl::Status flushed = FlushL3();
   ExitGuard guard(kStopPatience);
-  if (rpc_ != nullptr) rpc_->Shutdown(absl::Now() + kRpcShutdownTimeout);
+  const absl::Time deadline = absl::Now() + kRpcShutdownTimeout;
+  if (tcp_rpc_ != nullptr) tcp_rpc_->Shutdown(deadline);
+  if (rpc_ != nullptr) rpc_->Shutdown(deadline);
+  tcp_rpc_.reset();
   rpc_.reset();
   flushed.Update(FlushL3());
   admin_service_.reset();
   cache_service_.reset();
+  // Clients may have it mapped until they see that their sessions are over.
+  const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
+  if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
   registry_.reset();
   cache_.reset();
   store_.reset();
   io_.reset();
   copier_.reset();
+  device_.reset();
   lock_.Reset();
   return flushed.ok() ? flushed : InContext("writing to L3 before the end", flushed);
 }

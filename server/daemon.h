@@ -15,6 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "gpu/gpu_device.h"
 #include "gpu/host_copy_engine.h"
 #include "gpu/host_memory.h"
 #include "server/admin_service.h"
@@ -50,6 +52,8 @@ class Daemon {
   // Whether no session holds a lease or a reservation any more.
   bool drained() const;
 
+  int tcp_port() const { return tcp_rpc_ == nullptr ? 0 : tcp_rpc_->tcp_port(); }
+
   // Closes the sockets, ends every session and writes what is queued to L3. The error is the SSD's.
   // Does not wait for leases: see drained. Idempotent.
   absl::Status Stop();
@@ -60,18 +64,30 @@ class Daemon {
   absl::Status FlushL3();
   absl::Status OpenDirectory();
   absl::Status OpenCache();
+  absl::Status CheckHostMemory() const;
+  absl::Status OpenStore();
+  void DeviceLost(const absl::Status& why);
   absl::Status OpenSockets();
+  RpcServerOptions MakeRpcOptions() const;
+  absl::Status OpenTcp();
   WelcomeInfo MakeWelcome() const;
+  void SetServing(bool serving);
+  void SetDeviceServing(bool serving);
 
   const Config config_;
   const Token epoch_;
   std::atomic<bool> draining_ = false;
-  std::atomic<RpcServer*> serving_ = nullptr;  // rpc_, once Drain may use it
+  std::atomic<bool> serving_ = false;  // Drain may use the servers
+  absl::Mutex device_mu_;  // held while the loss of the device is told to them
+
+  SocketAccess access_;
+  PeerRules peers_;
 
   // In the order of construction; each uses only what stands above it.
   UniqueFd lock_;
   HostMemory memory_;
-  std::unique_ptr<HostCopyEngine> copier_;
+  std::unique_ptr<HostCopyEngine> copier_;  // without a device, which has one of its own
+  std::unique_ptr<GpuDevice> device_;
   std::unique_ptr<ThreadPoolExecutor> io_;
   std::unique_ptr<PersistentStore> store_;
   std::unique_ptr<TieredCache> cache_;
@@ -79,6 +95,7 @@ class Daemon {
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<RpcServer> tcp_rpc_;  // null without --tcp-address
   std::unique_ptr<ControlSocket> control_;
 };
 

@@ -53,9 +53,11 @@ void TieredCache::StartLoadLocked(const CacheKey& key, CacheModel* model, const 
   entry->generation = place.generation;
   entry->model_epoch = place.model_epoch;
   entry->state = EntryState::kLoading;
+  const bool for_host = l1_on_device_ && waiter.place == Place::kHost &&
+                        place.payload_bytes <= TierOf(TierId::kL2).memory.max_entry_bytes();
   entry->waiters.push_back(std::move(waiter));
   InsertLocked(std::move(owned));
-  RequestLoadRoomLocked(entry, TierId::kL1, after);
+  RequestLoadRoomLocked(entry, for_host ? TierId::kL2 : TierId::kL1, after);
 }
 
 void TieredCache::RequestLoadRoomLocked(CacheEntry* entry, TierId tier, AfterUnlock& after) {

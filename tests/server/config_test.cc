@@ -162,10 +162,14 @@ TEST(ConfigTest, ErrorsNameTheFlagTheValueAndTheLimit) {
   ExpectRefused(Parse({"--l3-dir=cache"}), kExitUsage, HasSubstr("absolute"));
 }
 
-TEST(ConfigTest, ADeviceThatThisBuildCannotUseIsRefusedWithTheReason) {
+TEST(ConfigTest, ADeviceIsAutoOrHostOrADeviceByIndexOrByUuid) {
   EXPECT_EQ(Good({"--device=host"}).device, "host");
-  ExpectRefused(Parse({"--device=cuda:0"}), kExitUsage, HasSubstr("no CUDA support"));
-  ExpectRefused(Parse({"--device=tpu"}), kExitUsage, HasSubstr("auto or host"));
+  EXPECT_EQ(Good({"--device=cuda:0"}).device, "cuda:0");
+  const std::string by_uuid = "cuda:GPU-0a1b2c3d-0000-1111-2222-333344445555";
+  EXPECT_EQ(Good({"--device=" + by_uuid}).device, by_uuid);
+  for (const char* bad : {"tpu", "cuda", "cuda:", "cuda:one two", "cuda:123456"}) {
+    ExpectRefused(Parse({std::string("--device=") + bad}), kExitUsage, HasSubstr("cuda:<index>"));
+  }
 }
 
 TEST(ConfigTest, AllFaultsAreReportedAtOnceWithWhereTheyCameFrom) {
@@ -284,6 +288,36 @@ TEST(ConfigTest, ValidateReportsEveryFaultOfAConfigMadeInCode) {
   EXPECT_THAT(faults, HasSubstr("--rpc-threads"));
   EXPECT_THAT(faults, HasSubstr("--drain-timeout"));
   EXPECT_THAT(faults, HasSubstr("--socket-dir"));
+}
+
+TEST(ConfigTest, TcpIsEncryptedUnlessAskedForByName) {
+  const Strings tls = {"--tls-cert=/c", "--tls-key=/k"};
+  const auto exit_code = [](const Strings& flags) {
+    const ConfigOutcome outcome = ParseConfig(flags, kHome);
+    return outcome.run ? 0 : outcome.exit_code;
+  };
+  EXPECT_EQ(exit_code({"--tcp-address=127.0.0.1:7070"}), kExitConfig);
+  EXPECT_EQ(exit_code({"--tcp-address=127.0.0.1:7070", "--insecure-tcp"}), 0);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[0], tls[1]}), 0);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[0], tls[1], "--tls-client-ca=/a"}), 0);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[0]}), kExitConfig);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[1], "--insecure-tcp"}), kExitConfig);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[0], tls[1], "--insecure-tcp"}), kExitConfig);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", "--insecure-tcp", "--tls-client-ca=/a"}),
+            kExitConfig);
+  for (const char* alone : {"--tls-cert=/c", "--tls-key=/k", "--tls-client-ca=/a"}) {
+    EXPECT_EQ(exit_code({alone}), kExitConfig) << alone;
+  }
+  EXPECT_EQ(exit_code({"--insecure-tcp"}), kExitConfig);
+}
+
+TEST(ConfigTest, AnAddressForTcpHasAHostAndAPort) {
+  for (const char* bad :
+       {"7070", ":7070", "host:", "host:port", "host:65536", "::1:7070", "[]:1"}) {
+    EXPECT_EQ(ParseConfig({absl::StrCat("--tcp-address=", bad), "--insecure-tcp"}, kHome).exit_code,
+              kExitUsage)
+        << bad;
+  }
 }
 
 }  // namespace

@@ -134,7 +134,10 @@ class CacheFixture : public ::testing::Test {
   void Step() { copier_.pending() > 0 ? copier_.RunOne() : executor_.RunOne(); }
 
   char* DataAt(const Location& location) {
-    return cache_->Segments()[location.segment].memory->host_data() + location.offset;
+    for (const TieredCache::SegmentInfo& segment : cache_->Segments()) {
+      if (segment.id == location.segment) return segment.memory->host_data() + location.offset;
+    }
+    return nullptr;
   }
   std::string BytesOf(const ReadHandle& handle) {
     return std::string(DataAt(handle.location()), handle.location().bytes);
