@@ -209,6 +209,14 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
+CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int* flags, int* active) {
+  FAKECUDA_BEGIN(cuDevicePrimaryCtxGetState, kInit);
+  if (DeviceOfOrdinal(ordinal) < 0) return CUDA_ERROR_INVALID_DEVICE;
+  *flags = 0;
+  *active = PrimaryContext(ordinal)->retained.load() > 0;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuCtxSetCurrent(CUcontext context) {
   FAKECUDA_BEGIN(cuCtxSetCurrent, kInit);
   if (!ContextStack().empty()) ContextStack().pop_back();

@@ -20,6 +20,7 @@
   X(cuDeviceTotalMem, cuDeviceTotalMem_v2)                   \
   X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer)            \
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)      \
+  X(cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState)  \
   X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2) \
   X(cuCtxSetCurrent, cuCtxSetCurrent)                        \
   X(cuCtxGetCurrent, cuCtxGetCurrent)                        \

@@ -21,6 +21,9 @@ os.environ["PYTHONPATH"] = str(ROOT / "client" / "python")
 
 import embcache  # noqa: E402
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from fake_cuda import FakeCuda  # noqa: E402
+
 EMBCACHED = os.environ.get("EMBCACHED", str(ROOT / ".build/dev/bin/embcached"))
 
 
@@ -109,6 +112,19 @@ def own_daemon() -> Iterator[Daemon]:
 def client(shared_daemon: Daemon) -> Iterator[embcache.Client]:
     with embcache.Client(shared_daemon.directory, strict=True) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def fake_cuda() -> Iterator[FakeCuda]:
+    """The fake CUDA driver, in this process from now on; built beside the daemon."""
+    library = pathlib.Path(EMBCACHED).resolve().parents[1] / "fake_cuda" / "libcuda.so.1"
+    if not library.exists():
+        pytest.skip("built without CUDA headers; see deploy/cuda_headers")
+    if b"__asan_init" in library.read_bytes() or b"__tsan_init" in library.read_bytes():
+        pytest.skip("a sanitizer's library cannot be loaded into this interpreter")
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="embcache-fake-cuda.", dir=base) as directory:
+        yield FakeCuda(library, directory)
 
 
 @pytest.fixture

@@ -52,7 +52,9 @@ _PROTOTYPES: dict[str, list[Any]] = {
     "cuDeviceGetCount": [_pointer(ctypes.c_int)],
     "cuDeviceGetUuid_v2": [_pointer(_Uuid), ctypes.c_int],
     "cuDevicePrimaryCtxRetain": [_pointer(ctypes.c_void_p), ctypes.c_int],
-    "cuDevicePrimaryCtxRelease_v2": [ctypes.c_int],
+    "cuDevicePrimaryCtxGetState": [
+        ctypes.c_int, _pointer(ctypes.c_uint), _pointer(ctypes.c_int)
+    ],
     "cuCtxPushCurrent_v2": [ctypes.c_void_p],
     "cuCtxPopCurrent_v2": [_pointer(ctypes.c_void_p)],
     "cuCtxSynchronize": [],
@@ -131,7 +133,7 @@ class Driver:
             self._functions["cuCtxPopCurrent_v2"](ctypes.byref(ctypes.c_void_p()))
 
     def open(self, handle: bytes) -> int:
-        """Needs a current context, as do all that follow."""
+        """Needs a current context, as does what follows unless it says otherwise."""
         address = _address()
         code = self._functions["cuIpcOpenMemHandle_v2"](
             ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_ENABLE_PEER_ACCESS
@@ -146,9 +148,25 @@ class Driver:
         return address.value
 
     def ordinal_at(self, address: int) -> int:
-        ordinal = ctypes.c_int(-1)
-        self.call("cuPointerGetAttribute", ctypes.byref(ordinal), _DEVICE_ORDINAL, address)
-        return ordinal.value
+        """The device of an address in this process's device memory; needs no current context."""
+        why = error(f"{address:#x} is no address of this process's device memory")
+        for ordinal in range(len(self.uuids)):
+            # Where the process has memory it has a context; on other devices none shall be made.
+            flags, active, found = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int(-1)
+            self.call(
+                "cuDevicePrimaryCtxGetState", ordinal, ctypes.byref(flags), ctypes.byref(active)
+            )
+            if not active.value:
+                continue
+            try:
+                with self.current(ordinal):
+                    self.call(
+                        "cuPointerGetAttribute", ctypes.byref(found), _DEVICE_ORDINAL, address
+                    )
+                return found.value
+            except CacheError as refused:
+                why = refused
+        raise why
 
     def synchronize(self, stream: int | None) -> None:
         """What is queued on a stream, or on all of the context, is done."""
