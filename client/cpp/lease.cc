@@ -6,6 +6,7 @@
 #include "client/cpp/held.h"
 #include "client/cpp/releaser.h"
 #include "client/cpp/stream_copy.h"
+#include "client/fast/embcache_fast.h"
 
 namespace embcache::client {
 namespace internal {
@@ -15,18 +16,6 @@ namespace v1 = embcache::v1;
 
 absl::Time Expiry(absl::Time asked, uint64_t ttl_ms) {
   return ttl_ms == 0 ? absl::InfiniteFuture() : asked + absl::Milliseconds(ttl_ms);
-}
-
-// Every tensor must lie inside its entry: offsets come from outside this process.
-absl::Status CheckBounds(const Held& held) {
-  for (const TensorSpec& tensor : held.tensors) {
-    if (tensor.offset > held.bytes || tensor.bytes > held.bytes - tensor.offset) {
-      return absl::InternalError(absl::StrCat("tensor ", tensor.name, ": ", tensor.bytes,
-                                              " bytes at ", tensor.offset,
-                                              " lie outside its entry of ", held.bytes));
-    }
-  }
-  return absl::OkStatus();
 }
 
 // Fills what leases and reservations have in common; on success the session has one more hold.
@@ -52,10 +41,22 @@ MutableBytes TensorData(const Held& held, size_t index) {
 }
 
 bool IsValid(const Held& held) {
-  return held.id != 0 && held.session->connected() && absl::Now() < held.expires;
+  return held.session->connected() &&
+         (held.expires == absl::InfiniteFuture() || absl::Now() < held.expires);
 }
 
 }  // namespace
+
+absl::Status CheckBounds(const Held& held) {
+  for (const TensorSpec& tensor : held.tensors) {
+    if (tensor.offset > held.bytes || tensor.bytes > held.bytes - tensor.offset) {
+      return absl::InternalError(absl::StrCat("tensor ", tensor.name, ": ", tensor.bytes,
+                                              " bytes at ", tensor.offset,
+                                              " lie outside its entry of ", held.bytes));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<Lease> MakeLease(const std::shared_ptr<Session>& session, Key key,
                                 const v1::GetResult& hit, absl::Time asked) {
@@ -125,8 +126,11 @@ void Lease::End() {
     return;
   }
   internal::Session* session = held_->session.get();
+  if (held_->fast_pin.has_value()) embcache_fast_release(session->fast(), *held_->fast_pin);
   session->DropHold();
-  if (session->connected()) session->releaser().Add(held_->session, held_->id, held_->bytes);
+  if (held_->id != 0 && session->connected()) {
+    session->releaser().Add(held_->session, held_->id, held_->bytes);
+  }
   held_.reset();
 }
 
@@ -173,7 +177,9 @@ void Reservation::End() {
 }
 
 const std::vector<TensorSpec>& Reservation::tensors() const { return held_->tensors; }
-bool Reservation::valid() const { return held_ != nullptr && internal::IsValid(*held_); }
+bool Reservation::valid() const {
+  return held_ != nullptr && held_->id != 0 && internal::IsValid(*held_);
+}
 
 MutableBytes Reservation::tensor(size_t index) { return internal::TensorData(*held_, index); }
 

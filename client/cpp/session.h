@@ -25,7 +25,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "client/cpp/unique_fd.h"
+#include "client/fast/embcache_fast.h"
 #include "embcache/v1/control.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 
@@ -42,6 +44,7 @@ struct SessionOptions {
   std::string directory;
   std::string name;
   bool writer = false;
+  bool fast_path = true;
   absl::Duration timeout;  // of connecting, and of each call
 };
 
@@ -63,9 +66,19 @@ class Session {
   int control_fd() const { return control_.get(); }
   Releaser& releaser() { return *releaser_; }
 
+  // nullptr: there is no fast path.
+  embcache_fast* fast() const { return fast_.get(); }
+  // Takes one packet off the control socket, if one is there. False: the connection is over.
+  bool HandlePacket(std::atomic<bool>* draining);
+
   // The address of `location` here, or nullptr when it is in device memory. INTERNAL when the
   // daemon names a place that this session does not have.
-  absl::StatusOr<uint8_t*> Resolve(const embcache::v1::Location& location) const;
+  absl::StatusOr<uint8_t*> Resolve(const embcache::v1::Location& location) const {
+    return Resolve(location.segment(), location.segment_generation(), location.offset(),
+                   location.bytes());
+  }
+  absl::StatusOr<uint8_t*> Resolve(uint32_t segment, uint64_t generation, uint64_t offset,
+                                   uint64_t bytes) const;
 
   // A hold is one lease or reservation. TakeHold fails once the session is lost, so that after that
   // a count of 0 stays 0 and the daemon may be told that nothing is touched any more.
@@ -102,6 +115,7 @@ class Session {
   absl::Status ReceiveWelcome(std::vector<UniqueFd>* descriptors);
   absl::Status MapSegments(const std::vector<UniqueFd>& descriptors);
   absl::Status MapSegment(const embcache::v1::Segment& segment, int fd);
+  void OpenFastPath(absl::Span<const UniqueFd> descriptors);
   absl::Status OpenStub();
   void Prepare(grpc::ClientContext* context) const;
 
@@ -112,6 +126,10 @@ class Session {
   embcache::v1::Welcome welcome_;
   std::string token_hex_;
   absl::flat_hash_map<uint32_t, Mapping> mappings_;
+  struct CloseFast {
+    void operator()(embcache_fast* fast) const { embcache_fast_close(fast); }
+  };
+  std::unique_ptr<embcache_fast, CloseFast> fast_;
   std::unique_ptr<embcache::v1::Cache::Stub> stub_;
   std::atomic<bool> connected_{true};
   std::atomic<int64_t> holds_{0};
