@@ -24,6 +24,7 @@ struct lane_state {
   // What each pin was last used for, ended or not: an upper bound of what is pinned, which the same
   // get over and over does not change.
   uint64_t charged[EMBCACHE_FAST_LANE_PINS];
+  const struct embcache_fast_blob* entries[EMBCACHE_FAST_LANE_PINS];  // of the pins in use
 } __attribute__((aligned(64)));
 
 struct embcache_fast {
@@ -231,6 +232,7 @@ int embcache_fast_get_in_lane(embcache_fast* fast, int lane, const void* key, si
     return 0;
   }
   if (touch) record(mine, found.publication);
+  fast->lanes[lane].entries[pin] = blob;
   hit->entry = blob;
   hit->publication = found.publication;
   hit->pin = (uint32_t)(lane * EMBCACHE_FAST_LANE_PINS + pin);
@@ -250,6 +252,18 @@ int embcache_fast_get(embcache_fast* fast, const void* key, size_t key_bytes,
     last_lane = ((uint32_t)lane + 1) % EMBCACHE_FAST_LANES;
   }
   return 0;
+}
+
+_Static_assert(EMBCACHE_FAST_LANES * EMBCACHE_FAST_LANE_PINS <= 1 << 10, "a pin has 10 bits");
+
+uint64_t embcache_fast_get_number(embcache_fast* fast, const embcache_fast_key* key, int touch) {
+  embcache_fast_hit hit;
+  if (!embcache_fast_get(fast, key->bytes, key->size, key->hash, touch, &hit)) return 0;
+  return hit.publication << 10 | hit.pin;
+}
+
+const struct embcache_fast_blob* embcache_fast_entry(embcache_fast* fast, uint32_t pin) {
+  return fast->lanes[pin / EMBCACHE_FAST_LANE_PINS].entries[pin % EMBCACHE_FAST_LANE_PINS];
 }
 
 int embcache_fast_touch(embcache_fast* fast, uint64_t publication) {

@@ -74,6 +74,22 @@ void embcache_fast_give_lane(embcache_fast* fast, int lane);
 int embcache_fast_get_in_lane(embcache_fast* fast, int lane, const void* key, size_t key_bytes,
                               const uint64_t hash[2], int touch, embcache_fast_hit* hit);
 
+/* --- For callers to whom a call with many arguments is dear (Python's ctypes) ------------------ */
+
+/* Made once for each key; the bytes must outlive it. */
+typedef struct embcache_fast_key {
+  const void* bytes; /* encoded */
+  uint64_t size;
+  uint64_t hash[2];
+} embcache_fast_key;
+
+/* As embcache_fast_get, but answers in one number: the pin in the lowest 10 bits, above them the
+ * publication; 0: not found here. What an entry says never changes under one publication, so it need
+ * be read only once. */
+uint64_t embcache_fast_get_number(embcache_fast* fast, const embcache_fast_key* key, int touch);
+/* The entry that a pin holds. */
+const struct embcache_fast_blob* embcache_fast_entry(embcache_fast* fast, uint32_t pin);
+
 /* --- What an entry says ------------------------------------------------------------------------ */
 
 static inline const struct embcache_fast_tensor* embcache_fast_tensors(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
+from embcache._fast_index import FastIndex, layout_version
 from embcache.errors import CacheError, Unavailable, error_of_number, make_error
 from embcache.v1 import control_pb2, embcache_pb2
 
@@ -103,6 +104,8 @@ class Session:
         # finalizer may do in the middle of anything.
         self.held: set[tuple[str, int]] = set()
         self._segments: dict[int, Segment] = {}
+        self._all_mapped = True
+        self.fast: FastIndex | None = None
         self._welcomed = False
         self.control = self._connect()
         _sessions.add(self)
@@ -120,6 +123,30 @@ class Session:
     def __del__(self) -> None:
         if getattr(self, "control", None) is not None and os.getpid() == self.pid:
             self._goodbye()
+            if self.fast is not None:
+                self.fast.close()
+
+    def handle_packet(self) -> control_pb2.ServerPacket | None:
+        """Takes one packet off the control socket, if one is there. None: the connection is over."""
+        space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
+        descriptors: list[int] = []
+        try:
+            data, ancillary, _, _ = self.control.recvmsg(
+                _MAX_PACKET, space, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+            descriptors = _descriptors_of(ancillary)
+            packet = control_pb2.ServerPacket.FromString(data) if data else None
+        except (BlockingIOError, InterruptedError):
+            return control_pb2.ServerPacket()
+        except Exception:  # of the socket, or a packet that is not embcache's
+            return None
+        else:
+            if packet and packet.HasField("fast_index_moved") and self.fast and descriptors:
+                self.fast.replace(descriptors[0], packet.fast_index_moved.index_bytes)
+            return packet
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     # --- Calls ----------------------------------------------------------------------------------
 
@@ -145,18 +172,27 @@ class Session:
 
     def resolve(self, location: embcache_pb2.Location) -> int:
         """The address of a location; 0 when it is in device memory."""
-        segment = self._segments.get(location.segment)
-        if segment is None or segment.generation != location.segment_generation:
+        return self.address_of(
+            location.segment, location.segment_generation, location.offset, location.bytes
+        )
+
+    def address_of(self, number: int, generation: int, offset: int, nbytes: int) -> int:
+        segment = self._segments.get(number)
+        if segment is None or segment.generation != generation:
             raise internal_error(
-                f"location: segment {location.segment} generation {location.segment_generation} "
-                "is not one of this session's"
+                f"location: segment {number} generation {generation} is not one of this session's"
             )
-        if location.offset + location.bytes > segment.nbytes:
+        if offset + nbytes > segment.nbytes:
             raise internal_error(
-                f"location: {location.bytes} bytes at {location.offset} lie outside segment "
-                f"{location.segment} of {segment.nbytes}"
+                f"location: {nbytes} bytes at {offset} lie outside segment {number} of "
+                f"{segment.nbytes}"
             )
-        return segment.address + location.offset if segment.memory is not None else 0
+        return segment.address + offset if segment.memory is not None else 0
+
+    @property
+    def all_mapped(self) -> bool:
+        """Whether no segment is in device memory."""
+        return self._all_mapped
 
     # --- The control socket ---------------------------------------------------------------------
 
@@ -179,11 +215,14 @@ class Session:
             control_pb2.Hello.WRITER if self.options.writer else control_pb2.Hello.READER
         )
         packet.hello.acknowledges = acknowledges
+        packet.hello.fast_path_version = layout_version()
         descriptors: list[int] = []
         try:
             self.control.sendall(packet.SerializeToString())
             welcome = self._receive_welcome(descriptors)
-            self._map_segments(welcome, descriptors)
+            rest = self._map_segments(welcome, descriptors)
+            if welcome.HasField("fast_path"):
+                self.fast = FastIndex.open(rest, welcome.fast_path, welcome.limits.max_pinned_bytes)
         except OSError as error:
             raise Unavailable(f"control.sock: {error.strerror or error}") from None
         finally:
@@ -226,10 +265,7 @@ class Session:
                 # Only says that the daemon closed without reading all we sent, and is said once;
                 # its Refusal comes next.
                 continue
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                count = len(content) // 4
-                descriptors.extend(memoryview(content[: count * 4]).cast("i").tolist())
+        descriptors.extend(_descriptors_of(ancillary))
         if not data:
             raise Unavailable("control.sock: closed by the daemon")
         if flags & socket.MSG_CTRUNC:
@@ -242,13 +278,15 @@ class Session:
         except Exception:
             raise internal_error("control.sock: a packet that is not embcache's") from None
 
-    def _map_segments(self, welcome: control_pb2.Welcome, descriptors: list[int]) -> None:
+    def _map_segments(self, welcome: control_pb2.Welcome, descriptors: list[int]) -> list[int]:
+        """The descriptors that are not segments'."""
         left = iter(descriptors)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if self.options.writer else 0)
         for announced in welcome.segments:
             segment = announced.segment
             if not announced.passed_by_descriptor:
                 self._segments[segment.id] = Segment(segment.generation, segment.bytes, 0, None)
+                self._all_mapped = False
                 continue
             descriptor = next(left, None)
             if descriptor is None:
@@ -264,6 +302,7 @@ class Session:
                 memory.madvise(mmap.MADV_DONTDUMP)  # core files stay small
             address = np.frombuffer(memory, np.uint8).ctypes.data
             self._segments[segment.id] = Segment(segment.generation, segment.bytes, address, memory)
+        return list(left)
 
     def _goodbye(self) -> None:
         """Whatever is held through this session ends now."""
@@ -277,6 +316,15 @@ class Session:
                 pass  # there may be no daemon any more
         self._welcomed = False
         self.control.close()
+
+
+def _descriptors_of(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    descriptors: list[int] = []
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            count = len(content) // 4
+            descriptors.extend(memoryview(content[: count * 4]).cast("i").tolist())
+    return descriptors
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from embcache import _fast
 from embcache import _operations as ops
 from embcache._base import Base, BaseReservation
 from embcache._session import (
@@ -46,7 +47,10 @@ class Client(Base):
     async def get(self, key: Key, expect: Expect | Sequence[Expect] | None = None) -> Hit | None:
         try:
             session = self._connection.session()
-            return self._count_get(await self._run(session, ops.get(session, key, expect)))
+            hit = _fast.get(session, key, expect)
+            return self._count_get(
+                hit or await self._run(session, ops.get(session, key, expect))
+            )
         except CacheError as error:
             self._failed(error, misses=1)
             return None
