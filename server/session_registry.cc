@@ -181,6 +181,7 @@ absl::StatusOr<LeaseId> SessionRegistry::AddLease(const Token& session, ReadHand
   const uint64_t bytes = handle.location().bytes;
   // Declared before the lock, so that a refused pin is released after it.
   auto pin = std::make_shared<const ReadHandle>(std::move(handle));
+  MeasureFastPins(session);
   absl::MutexLock lock(&mu_);
   Session* const holder = FindConnectedLocked(session);
   if (holder == nullptr) return NoSuchSession(session);
@@ -220,6 +221,7 @@ absl::StatusOr<Token> SessionRegistry::Share(const Token& session, absl::Span<co
   const Token token = RandomToken();
   SharedLeases shared;  // declared before the lock: pins given up on an error end after it
   shared.owner = session;
+  MeasureFastPins(session);
   absl::MutexLock lock(&mu_);
   Session* const owner = FindConnectedLocked(session);
   if (owner == nullptr) return NoSuchSession(session);
@@ -250,6 +252,7 @@ absl::StatusOr<Token> SessionRegistry::Share(const Token& session, absl::Span<co
 absl::StatusOr<std::vector<SessionRegistry::AdoptedLease>> SessionRegistry::Adopt(
     const Token& session, const Token& share) {
   std::vector<AdoptedLease> adopted;
+  MeasureFastPins(session);
   absl::MutexLock lock(&mu_);
   Session* const adopter = FindConnectedLocked(session);
   if (adopter == nullptr) return NoSuchSession(session);
@@ -276,6 +279,7 @@ absl::StatusOr<std::vector<SessionRegistry::AdoptedLease>> SessionRegistry::Adop
 // --- Reservations -------------------------------------------------------------------------------
 
 absl::Status SessionRegistry::BeginReservation(const Token& session, uint64_t bytes) {
+  MeasureFastPins(session);
   absl::MutexLock lock(&mu_);
   Session* const holder = FindConnectedLocked(session);
   if (holder == nullptr) return NoSuchSession(session);
@@ -386,6 +390,16 @@ std::vector<SessionSnapshot> SessionRegistry::Sessions() const {
 }
 
 // --- Under the lock -----------------------------------------------------------------------------
+
+void SessionRegistry::MeasureFastPins(const Token& session) {
+  std::shared_ptr<const FastTable> table;
+  {
+    absl::MutexLock lock(&mu_);
+    const Session* const holder = FindConnectedLocked(session);
+    if (holder != nullptr) table = holder->fast;
+  }
+  if (table != nullptr && table->CountPins() > 0) cache_->MeasureFastPins();
+}
 
 SessionRegistry::Session* SessionRegistry::FindConnectedLocked(const Token& session) {
   const auto it = sessions_.find(session);

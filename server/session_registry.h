@@ -195,6 +195,8 @@ class SessionRegistry {
   };
   using SessionMap = absl::flat_hash_map<Token, Session>;
 
+  // Brings up to date what the session pins without a call, before its quota is asked.
+  void MeasureFastPins(const Token& session) ABSL_LOCKS_EXCLUDED(mu_);
   Session* FindConnectedLocked(const Token& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // OK when `session` may hold `count` things of `bytes` bytes more.
   absl::Status CheckQuotaLocked(const Session& session, uint64_t count, uint64_t bytes) const

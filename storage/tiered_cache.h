@@ -236,6 +236,8 @@ class TieredCache {
   // it is closed. FAILED_PRECONDITION: no fast path.
   absl::StatusOr<std::shared_ptr<const FastTable>> OpenFastTable(uint64_t max_pinned_bytes);
   void CloseFastTable(const FastTable& table);
+  // Brings the tables' pinned_bytes() up to date.
+  void MeasureFastPins();
   // From now on readers find nothing without a call. What they have pinned stays.
   void StopFastPath();
 

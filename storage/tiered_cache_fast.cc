@@ -181,6 +181,15 @@ void TieredCache::CloseFastTable(const FastTable& table) {
   after.Run();
 }
 
+void TieredCache::MeasureFastPins() {
+  AfterUnlock after;
+  {
+    absl::MutexLock lock(&mu_);
+    ReclaimLocked(after);
+  }
+  after.Run();
+}
+
 void TieredCache::StopFastPath() {
   absl::MutexLock lock(&mu_);
   if (fast_ != nullptr) fast_->Stop();

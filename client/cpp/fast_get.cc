@@ -90,7 +90,7 @@ std::optional<Lease> FastGet(const std::shared_ptr<Session>& session, const Key&
   });
   const auto base =
       session->Resolve(entry.segment, entry.segment_generation, entry.offset, entry.bytes);
-  if (!met || !base.ok() || !CheckBounds(*held).ok() || !session->TakeHold()) {
+  if (!met || !base.ok() || !CheckBounds(*held).ok() || !session->TakeHold(0)) {
     embcache_fast_release(fast, hit.pin);
     return std::nullopt;
   }
@@ -125,8 +125,13 @@ absl::Status MakeKnown(HeldLease* held) {
     }
     return absl::FailedPreconditionError("leases: the entry of one was deleted or replaced");
   }
-  // The pin stays too: the entry may have moved to another tier, and the views are of where it was.
   held->id = hit.lease();
+  embcache_fast* const fast = held->session->fast();
+  embcache_fast_charge(fast, static_cast<int64_t>(held->bytes));
+  // Unless the entry has moved to another tier: the views are of where it was.
+  if (held->session->Resolve(hit.location()).value_or(nullptr) == held->base) {
+    embcache_fast_release(fast, *std::exchange(held->fast_pin, std::nullopt));
+  }
   return absl::OkStatus();
 }
 

@@ -27,7 +27,7 @@ absl::Status Hold(const std::shared_ptr<Session>& session, const v1::Location& l
   held->bytes = location.bytes();
   absl::Status status = CheckBounds(*held);
   if (!status.ok()) return status;
-  if (!session->TakeHold()) {
+  if (!session->TakeHold(held->bytes)) {
     return absl::UnavailableError("the connection to the daemon was lost during the call");
   }
   held->session = session;
@@ -127,7 +127,7 @@ void Lease::End() {
   }
   internal::Session* session = held_->session.get();
   if (held_->fast_pin.has_value()) embcache_fast_release(session->fast(), *held_->fast_pin);
-  session->DropHold();
+  session->DropHold(held_->id != 0 ? held_->bytes : 0);
   if (held_->id != 0 && session->connected()) {
     session->releaser().Add(held_->session, held_->id, held_->bytes);
   }
@@ -172,7 +172,7 @@ void Reservation::End() {
     return;
   }
   if (held_->id != 0) Abort().IgnoreError();
-  held_->session->DropHold();
+  held_->session->DropHold(held_->bytes);
   held_.reset();
 }
 
@@ -217,7 +217,7 @@ absl::StatusOr<std::optional<Lease>> Reservation::Commit(bool keep_lease) {
   lease->generation = response.results(0).generation();
   lease->source = Tier::kL1;
   lease->expires = internal::Expiry(asked, held_->session->limits().lease_ttl_ms());
-  if (!held_->session->TakeHold()) {
+  if (!held_->session->TakeHold(held_->bytes)) {
     return absl::UnavailableError("committed, but the connection was lost with the lease");
   }
   return std::optional<Lease>(Lease(std::move(lease)));

@@ -152,11 +152,21 @@ Session::~Session() {
 
 bool Session::in_own_process() const { return getpid() == pid_; }
 
-bool Session::TakeHold() {
+bool Session::TakeHold(uint64_t bytes) {
   holds_.fetch_add(1);
+  if (fast_ != nullptr && bytes > 0) {
+    embcache_fast_charge(fast_.get(), static_cast<int64_t>(bytes));
+  }
   if (connected()) return true;
-  holds_.fetch_sub(1);
+  DropHold(bytes);
   return false;
+}
+
+void Session::DropHold(uint64_t bytes) {
+  if (fast_ != nullptr && bytes > 0) {
+    embcache_fast_charge(fast_.get(), -static_cast<int64_t>(bytes));
+  }
+  holds_.fetch_sub(1);
 }
 
 absl::Status Session::ConnectControl() {

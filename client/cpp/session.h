@@ -82,8 +82,9 @@ class Session {
 
   // A hold is one lease or reservation. TakeHold fails once the session is lost, so that after that
   // a count of 0 stays 0 and the daemon may be told that nothing is touched any more.
-  bool TakeHold();
-  void DropHold() { holds_.fetch_sub(1); }
+  // `bytes` of it count against what the session may pin: those that the daemon knows of.
+  bool TakeHold(uint64_t bytes);
+  void DropHold(uint64_t bytes);
   int64_t holds() const { return holds_.load(); }
   bool connected() const { return connected_.load(); }
   void MarkLost() { connected_.store(false); }

@@ -32,7 +32,8 @@ struct embcache_fast {
   struct embcache_fast_table* table;
   uint64_t max_pinned_bytes;
   unsigned forks;
-  uint64_t charged __attribute__((aligned(64)));  // atomic: the sum over all lanes
+  // Atomic: the sum over all lanes, and what embcache_fast_charge added.
+  uint64_t charged __attribute__((aligned(64)));
   struct lane_state lanes[EMBCACHE_FAST_LANES];
   // All that were ever in force: hits from the earlier ones may be in use.
   const void* indexes[kMaxIndexes];
@@ -175,6 +176,10 @@ static int charge(embcache_fast* fast, int lane, int pin, uint64_t bytes) {
   __atomic_fetch_sub(&fast->charged, bytes, __ATOMIC_RELAXED);
   state->charged[pin] = 0;
   return 0;
+}
+
+void embcache_fast_charge(embcache_fast* fast, int64_t bytes) {
+  __atomic_add_fetch(&fast->charged, (uint64_t)bytes, __ATOMIC_RELAXED);
 }
 
 static void record(struct embcache_fast_lane* lane, uint64_t publication) {

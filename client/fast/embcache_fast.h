@@ -65,6 +65,10 @@ int embcache_fast_touch(embcache_fast* fast, uint64_t publication);
 /* The bytes may change from now on. */
 void embcache_fast_release(embcache_fast* fast, uint32_t pin);
 
+/* What the session holds by leases and reservations, which counts against the same limit: `bytes` more,
+ * or less. */
+void embcache_fast_charge(embcache_fast* fast, int64_t bytes);
+
 /* A lane is what one thread at a time pins and records through. embcache_fast_get takes one for as
  * long as it runs; a thread with a lane of its own saves that. -1: all are taken. Give it back before
  * closing or not at all. */

@@ -39,6 +39,8 @@ def _load() -> Any:
             library.embcache_fast_get_number.restype = number
             library.embcache_fast_entry.argtypes = [pointer, ctypes.c_uint32]
             library.embcache_fast_entry.restype = pointer
+            library.embcache_fast_charge.argtypes = [pointer, ctypes.c_int64]
+            library.embcache_fast_charge.restype = None
             library.embcache_fast_touch.argtypes = [pointer, number]
             library.embcache_fast_release.argtypes = [pointer, ctypes.c_uint32]
             library.embcache_fast_release.restype = None
@@ -85,6 +87,10 @@ class FastIndex:
 
     def replace(self, descriptor: int, nbytes: int) -> None:
         library.embcache_fast_replace_index(self.handle, descriptor, nbytes)
+
+    def charge(self, nbytes: int) -> None:
+        """What is held by leases and reservations: `nbytes` more, or less."""
+        library.embcache_fast_charge(self.handle, nbytes)
 
     def close(self) -> None:
         library.embcache_fast_close(self.handle)
