@@ -92,6 +92,7 @@ void CacheStatsToProto(const CacheStats& stats, v1::StatsResponse* to) {
   to->set_demotions(stats.demotions);
   to->set_rejected_puts(stats.rejected_puts);
   to->set_saved_us(stats.saved_us);
+  to->set_fast_hits(stats.fast_hits);
   to->set_reservations(stats.reservations);
   for (const TierId id : {TierId::kL1, TierId::kL2}) {
     const TierStats& tier = stats.memory[static_cast<size_t>(id)];

@@ -56,6 +56,8 @@ struct Config {
   uint64_t l2_max_entries = 0;
   uint64_t segment_bytes = uint64_t{16} << 30;
   bool huge_pages = false;
+  bool fast_path = true;
+  uint64_t fast_index_entries = 0;  // 0 = by the capacities
 
   // SSD. An empty directory means none.
   std::string l3_dir;

@@ -106,6 +106,7 @@ ControlSocket::ControlSocket(ControlSocketOptions options, UnixListener listener
       registry_(registry),
       welcome_(std::move(welcome)),
       tick_(std::move(tick)),
+      fast_index_(registry->FastIndexMemory()),
       next_id_(kFirstId),
       buffer_(kMaxPacketBytes) {}
 
@@ -183,6 +184,7 @@ void ControlSocket::Tick() {
   }
   registry_->Tick();
   tick_();
+  AnnounceFastIndex();
   if (registry_->draining() && !draining_announced_) AnnounceDraining();
   // A process that lost its connection need not be watched once its session has ended otherwise.
   absl::erase_if(connections_, [&](const auto& connection) {
@@ -199,6 +201,21 @@ void ControlSocket::AnnounceDraining() {
   for (const auto& [id, connection] : connections_) {
     if (!connection->welcomed || !connection->socket) continue;
     if (!Send(connection->socket.get(), packet)) stuck.push_back(connection.get());
+  }
+  for (Connection* connection : stuck) Disconnect(connection);
+}
+
+void ControlSocket::AnnounceFastIndex() {
+  const std::shared_ptr<const MemorySegment> index = registry_->FastIndexMemory();
+  if (index == fast_index_) return;
+  fast_index_ = index;
+  v1::ServerPacket packet;
+  packet.mutable_fast_index_moved()->set_index_bytes(index->bytes());
+  std::vector<Connection*> stuck;
+  for (const auto& [id, connection] : connections_) {
+    if (connection->fast == nullptr || !connection->socket) continue;
+    const int fd = index->read_only_fd();
+    if (!Send(connection->socket.get(), packet, {&fd, 1})) stuck.push_back(connection.get());
   }
   for (Connection* connection : stuck) Disconnect(connection);
 }
@@ -344,6 +361,10 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
   if (connection->pidfd && !Watch(connection->pidfd.get(), PidfdTag(connection->id))) {
     connection->pidfd.Reset();
   }
+  // Without it, for whatever reason, the client calls.
+  if (hello.fast_path_version() >= EMBCACHE_FAST_VERSION) {
+    connection->fast = registry_->OpenFastTable(*token).value_or(nullptr);
+  }
   if (!SendWelcome(*connection)) {
     spdlog::warn("session of {} does not read: dropped", Describe(connection->peer));
     registry_->Close(connection->token);
@@ -366,6 +387,7 @@ bool ControlSocket::SendWelcome(const Connection& connection) {
                         info.segments.end());
   }
   size_t next = 0;
+  const size_t most = kDescriptorsPerPacket - (connection.fast != nullptr ? 2 : 0);
   do {
     v1::ServerPacket packet;
     v1::Welcome& welcome = *packet.mutable_welcome();
@@ -375,7 +397,7 @@ bool ControlSocket::SendWelcome(const Connection& connection) {
     *welcome.mutable_limits() = info.limits;
     welcome.set_version(info.version);
     std::vector<int> descriptors;
-    const size_t end = std::min(info.segments.size(), next + kDescriptorsPerPacket);
+    const size_t end = std::min(info.segments.size(), next + most);
     for (; next < end; ++next) {
       const TieredCache::SegmentInfo& segment = info.segments[next];
       v1::WelcomeSegment& described = *welcome.add_segments();
@@ -386,6 +408,14 @@ bool ControlSocket::SendWelcome(const Connection& connection) {
       if (fd >= 0) descriptors.push_back(fd);
     }
     welcome.set_more(next < info.segments.size());
+    if (!welcome.more() && connection.fast != nullptr) {
+      v1::FastPath& fast = *welcome.mutable_fast_path();
+      fast.set_layout_version(EMBCACHE_FAST_VERSION);
+      fast.set_index_bytes(fast_index_->bytes());
+      fast.set_pin_table_bytes(connection.fast->memory().bytes());
+      descriptors.push_back(fast_index_->read_only_fd());
+      descriptors.push_back(connection.fast->memory().writable_fd());
+    }
     if (!Send(connection.socket.get(), packet, descriptors)) return false;
   } while (next < info.segments.size());
   return true;

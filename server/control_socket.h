@@ -87,6 +87,7 @@ class ControlSocket {
     SessionPeer peer;
     bool allowed = true;
     bool welcomed = false;
+    std::shared_ptr<const FastTable> fast;  // null: the client asked for no fast path
     Token token = {};               // when welcomed
     absl::Duration hello_deadline;  // monotonic, until welcomed
   };
@@ -100,6 +101,8 @@ class ControlSocket {
   void Dispatch(uint64_t tag);
   void Tick();
   void AnnounceDraining();
+  // Tells those who read the shared index when it is another one.
+  void AnnounceFastIndex();
   void AcceptAll();
   bool AcceptOne();
   void Receive(Connection* connection);
@@ -130,6 +133,7 @@ class ControlSocket {
   bool stopping_ = false;
   bool listener_paused_ = false;
   bool draining_announced_ = false;
+  std::shared_ptr<const MemorySegment> fast_index_;  // as the clients know it
   uint64_t next_id_ = 1;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Connection>> connections_;
   absl::btree_set<uint64_t> pending_;  // ids not welcomed yet, the oldest first

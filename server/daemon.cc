@@ -30,6 +30,8 @@ constexpr uint64_t kMessageOverheadBytes = uint64_t{16} << 20;
 constexpr absl::Duration kRpcShutdownTimeout = absl::Seconds(1);
 // gRPC waits for answers to be read before it lets go of a connection, for ever if need be.
 constexpr absl::Duration kStopPatience = absl::Seconds(5);
+constexpr uint64_t kBytesPerFastEntry = 64 * 1024;
+constexpr uint64_t kMaxFastEntries = uint64_t{1} << 20;
 constexpr mode_t kSocketDirMode = 0750;
 constexpr mode_t kL3DirMode = 0700;
 
@@ -47,6 +49,14 @@ SessionLimits MakeSessionLimits(const Config& config) {
   return limits;
 }
 
+// A pin cannot be made to expire, so a bound on the life of leases goes without them.
+uint64_t FastIndexEntries(const Config& config) {
+  if (!config.fast_path || config.lease_ttl > absl::ZeroDuration()) return 0;
+  if (config.fast_index_entries > 0) return config.fast_index_entries;
+  const uint64_t bytes = config.l1_capacity_bytes + config.l2_capacity_bytes;
+  return std::clamp<uint64_t>(bytes / kBytesPerFastEntry, 1, kMaxFastEntries);
+}
+
 TieredCacheOptions MakeCacheOptions(const Config& config) {
   TieredCacheOptions options;
   options.l1 = {config.l1_capacity_bytes, config.segment_bytes, config.l1_max_entries};
@@ -58,6 +68,7 @@ TieredCacheOptions MakeCacheOptions(const Config& config) {
   options.l3_queue_entries = config.l3_queue_entries;
   options.l3_queue_bytes = config.l3_queue_bytes;
   options.reservation_ttl = config.reservation_ttl;
+  options.fast_index_entries = FastIndexEntries(config);
   return options;
 }
 
@@ -234,7 +245,8 @@ absl::Status Daemon::OpenCache() {
   }
   deps.executor = io_.get();
   deps.store = store_.get();
-  deps.put_gate = &put_gate_;
+  deps.gate = &put_gate_;
+  deps.fast_memory = &memory_;
   auto cache = TieredCache::Create(MakeCacheOptions(config_), deps);
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
@@ -355,6 +367,7 @@ void Daemon::Drain() {
   if (!draining_.exchange(true)) spdlog::info("draining: nothing new is admitted");
   registry_->Drain();
   cache_service_->Drain();
+  cache_->StopFastPath();
   if (serving_) SetServing(false);
 }
 

@@ -67,7 +67,7 @@ SessionRegistry::~SessionRegistry() {
     while (!sessions_.empty()) EndLocked(sessions_.begin(), &garbage);
     ExpireSharesLocked(absl::InfiniteDuration(), &garbage);
   }
-  AbortReservations(garbage);
+  Free(garbage);
 }
 
 // --- Sessions -----------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ void SessionRegistry::Close(const Token& session) {
     if (it == sessions_.end()) return;
     EndLocked(it, &garbage);
   }
-  AbortReservations(garbage);
+  Free(garbage);
 }
 
 void SessionRegistry::Acknowledge(const Token& session, uid_t uid) {
@@ -113,7 +113,7 @@ void SessionRegistry::Acknowledge(const Token& session, uid_t uid) {
     if (it == sessions_.end() || it->second.peer.uid != uid) return;
     EndLocked(it, &garbage);
   }
-  AbortReservations(garbage);
+  Free(garbage);
 }
 
 void SessionRegistry::ConnectionLost(const Token& session) {
@@ -123,9 +123,9 @@ void SessionRegistry::ConnectionLost(const Token& session) {
     const auto it = sessions_.find(session);
     if (it == sessions_.end() || it->second.state != State::kConnected) return;
     it->second.state = State::kLost;
-    if (it->second.leases.empty() && it->second.reservations.empty()) EndLocked(it, &garbage);
+    if (it->second.holds_nothing()) EndLocked(it, &garbage);
   }
-  AbortReservations(garbage);
+  Free(garbage);
 }
 
 void SessionRegistry::ProcessGone(const Token& session) {
@@ -136,9 +136,25 @@ void SessionRegistry::ProcessGone(const Token& session) {
     if (it == sessions_.end() || it->second.state == State::kQuarantined) return;
     it->second.state = State::kQuarantined;
     it->second.quarantine_end = clock_->MonotonicNow() + limits_.quarantine;
-    if (it->second.leases.empty() && it->second.reservations.empty()) EndLocked(it, &garbage);
+    if (it->second.holds_nothing()) EndLocked(it, &garbage);
   }
-  AbortReservations(garbage);
+  Free(garbage);
+}
+
+absl::StatusOr<std::shared_ptr<const FastTable>> SessionRegistry::OpenFastTable(
+    const Token& session) {
+  auto table = cache_->OpenFastTable(limits_.max_pinned_bytes);
+  if (!table.ok()) return table.status();
+  {
+    absl::MutexLock lock(&mu_);
+    Session* const holder = FindConnectedLocked(session);
+    if (holder != nullptr && holder->fast == nullptr) {
+      holder->fast = *table;
+      return table;
+    }
+  }
+  cache_->CloseFastTable(**table);
+  return NoSuchSession(session);
 }
 
 bool SessionRegistry::Exists(const Token& session) const {
@@ -173,6 +189,7 @@ absl::StatusOr<LeaseId> SessionRegistry::AddLease(const Token& session, ReadHand
   const uint64_t bytes = handle.location().bytes;
   // Declared before the lock, so that a refused pin is released after it.
   auto pin = std::make_shared<const ReadHandle>(std::move(handle));
+  MeasureFastPins(session);
   absl::MutexLock lock(&mu_);
   Session* const holder = FindConnectedLocked(session);
   if (holder == nullptr) return NoSuchSession(session);
@@ -212,6 +229,7 @@ absl::StatusOr<Token> SessionRegistry::Share(const Token& session, absl::Span<co
   const Token token = RandomToken();
   SharedLeases shared;  // declared before the lock: pins given up on an error end after it
   shared.owner = session;
+  MeasureFastPins(session);
   absl::MutexLock lock(&mu_);
   Session* const owner = FindConnectedLocked(session);
   if (owner == nullptr) return NoSuchSession(session);
@@ -242,6 +260,7 @@ absl::StatusOr<Token> SessionRegistry::Share(const Token& session, absl::Span<co
 absl::StatusOr<std::vector<SessionRegistry::AdoptedLease>> SessionRegistry::Adopt(
     const Token& session, const Token& share) {
   std::vector<AdoptedLease> adopted;
+  MeasureFastPins(session);
   absl::MutexLock lock(&mu_);
   Session* const adopter = FindConnectedLocked(session);
   if (adopter == nullptr) return NoSuchSession(session);
@@ -268,6 +287,7 @@ absl::StatusOr<std::vector<SessionRegistry::AdoptedLease>> SessionRegistry::Adop
 // --- Reservations -------------------------------------------------------------------------------
 
 absl::Status SessionRegistry::BeginReservation(const Token& session, uint64_t bytes) {
+  MeasureFastPins(session);
   absl::MutexLock lock(&mu_);
   Session* const holder = FindConnectedLocked(session);
   if (holder == nullptr) return NoSuchSession(session);
@@ -334,17 +354,16 @@ void SessionRegistry::Tick() {
     std::vector<Token> ended;
     for (auto& [token, session] : sessions_) {
       ExpireLeasesLocked(&session, now, &garbage);
-      const bool holds_nothing = session.leases.empty() && session.reservations.empty();
       const bool quarantine_over =
           session.state == State::kQuarantined && session.quarantine_end <= now;
-      if (quarantine_over || (session.state == State::kLost && holds_nothing)) {
+      if (quarantine_over || (session.state == State::kLost && session.holds_nothing())) {
         ended.push_back(token);
       }
     }
     for (const Token& token : ended) EndLocked(sessions_.find(token), &garbage);
     ExpireSharesLocked(now, &garbage);
   }
-  AbortReservations(garbage);
+  Free(garbage);
 }
 
 RegistryStats SessionRegistry::GetStats() const {
@@ -354,9 +373,11 @@ RegistryStats SessionRegistry::GetStats() const {
   stats.leases_expired = leases_expired_;
   stats.device_sessions = device_sessions_;
   for (const auto& [token, session] : sessions_) {
-    stats.leases += session.leases.size();
+    stats.leases += session.leases.size() + session.fast_pins();
     stats.reservations += session.reservations.size();
-    if (session.state != State::kConnected) stats.quarantined_bytes += session.pinned_bytes;
+    if (session.state != State::kConnected) {
+      stats.quarantined_bytes += session.pinned_bytes + session.fast_bytes();
+    }
   }
   return stats;
 }
@@ -368,7 +389,8 @@ std::vector<SessionSnapshot> SessionRegistry::Sessions() const {
   snapshots.reserve(sessions_.size());
   for (const auto& [token, session] : sessions_) {
     snapshots.push_back({session.peer, std::string(StateName(static_cast<int>(session.state))),
-                         session.leases.size(), session.reservations.size(), session.pinned_bytes,
+                         session.leases.size() + session.fast_pins(), session.reservations.size(),
+                         session.pinned_bytes + session.fast_bytes(),
                          now - session.opened});
   }
   std::sort(snapshots.begin(), snapshots.end(),
@@ -377,6 +399,16 @@ std::vector<SessionSnapshot> SessionRegistry::Sessions() const {
 }
 
 // --- Under the lock -----------------------------------------------------------------------------
+
+void SessionRegistry::MeasureFastPins(const Token& session) {
+  std::shared_ptr<const FastTable> table;
+  {
+    absl::MutexLock lock(&mu_);
+    const Session* const holder = FindConnectedLocked(session);
+    if (holder != nullptr) table = holder->fast;
+  }
+  if (table != nullptr && table->CountPins() > 0) cache_->MeasureFastPins();
+}
 
 SessionRegistry::Session* SessionRegistry::FindConnectedLocked(const Token& session) {
   const auto it = sessions_.find(session);
@@ -393,10 +425,11 @@ absl::Status SessionRegistry::CheckQuotaLocked(const Session& session, uint64_t 
                                                      limits_.max_leases));
   }
   const uint64_t limit = limits_.max_pinned_bytes;
-  if (session.pinned_bytes == 0 && count == 1) return absl::OkStatus();  // one entry of any size
-  if (limit != 0 && (session.pinned_bytes > limit || bytes > limit - session.pinned_bytes)) {
+  const uint64_t pinned = session.pinned_bytes + session.fast_bytes();
+  if (pinned == 0 && count == 1) return absl::OkStatus();  // one entry of any size
+  if (limit != 0 && (pinned > limit || bytes > limit - pinned)) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("pinned bytes of session \"", session.peer.name, "\": ", session.pinned_bytes,
+        absl::StrCat("pinned bytes of session \"", session.peer.name, "\": ", pinned,
                      " held + ", bytes, " asked > ", limit));
   }
   return absl::OkStatus();
@@ -407,6 +440,7 @@ void SessionRegistry::EndLocked(SessionMap::iterator session, Garbage* garbage) 
   for (const auto& [id, bytes] : session->second.reservations) {
     garbage->reservations.push_back(id);
   }
+  if (session->second.fast != nullptr) garbage->tables.push_back(std::move(session->second.fast));
   const auto of_uid = sessions_of_uid_.find(session->second.peer.uid);
   EMB_CHECK(of_uid != sessions_of_uid_.end() && of_uid->second > 0);
   if (--of_uid->second == 0) sessions_of_uid_.erase(of_uid);
@@ -438,11 +472,12 @@ void SessionRegistry::ExpireSharesLocked(absl::Duration now, Garbage* garbage) {
   }
 }
 
-void SessionRegistry::AbortReservations(const Garbage& garbage) {
+void SessionRegistry::Free(const Garbage& garbage) {
   for (const ReservationId id : garbage.reservations) {
     // NOT_FOUND only says that a commit or abort under way came first.
     cache_->Abort(id).IgnoreError();
   }
+  for (const auto& table : garbage.tables) cache_->CloseFastTable(*table);
 }
 
 }  // namespace embcache

@@ -100,6 +100,11 @@ class SessionRegistry {
   void ProcessGone(const Token& session);
   // Close, for an old session named by a new one's Hello: nothing happens unless `uid` owned it.
   void Acknowledge(const Token& session, uid_t uid);
+  // Gives the session a pin table, by which it holds entries without a call; they count as leases,
+  // and until the session ends. FAILED_PRECONDITION: there is no fast path.
+  absl::StatusOr<std::shared_ptr<const FastTable>> OpenFastTable(const Token& session);
+  // See TieredCache.
+  std::shared_ptr<const MemorySegment> FastIndexMemory() const { return cache_->FastIndexMemory(); }
   // Whether anything of the session is left, in whatever state.
   bool Exists(const Token& session) const;
 
@@ -167,9 +172,18 @@ class SessionRegistry {
     uint32_t begun_reservations = 0;  // neither finished nor cancelled yet
     uint32_t share_tokens = 0;
     uint64_t shared_leases = 0;  // in those tokens
+    std::shared_ptr<const FastTable> fast;  // may be null
 
+    uint64_t fast_pins() const { return fast == nullptr ? 0 : fast->CountPins(); }
+    uint64_t fast_bytes() const { return fast == nullptr ? 0 : fast->pinned_bytes(); }
     uint64_t held() const {
-      return leases.size() + reservations.size() + begun_reservations + shared_leases;
+      return leases.size() + reservations.size() + begun_reservations + shared_leases + fast_pins();
+    }
+    // Of what a process that is gone, or has no connection, may still be using. A process that lives
+    // may go on pinning by way of its table.
+    bool holds_nothing() const {
+      return leases.empty() && reservations.empty() &&
+             (fast == nullptr || (state == State::kQuarantined && fast_pins() == 0));
     }
   };
   struct SharedLeases {
@@ -182,9 +196,12 @@ class SessionRegistry {
   struct Garbage {
     std::vector<Pin> pins;
     std::vector<ReservationId> reservations;
+    std::vector<std::shared_ptr<const FastTable>> tables;
   };
   using SessionMap = absl::flat_hash_map<Token, Session>;
 
+  // Brings up to date what the session pins without a call, before its quota is asked.
+  void MeasureFastPins(const Token& session) ABSL_LOCKS_EXCLUDED(mu_);
   Session* FindConnectedLocked(const Token& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // OK when `session` may hold `count` things of `bytes` bytes more.
   absl::Status CheckQuotaLocked(const Session& session, uint64_t count, uint64_t bytes) const
@@ -193,7 +210,7 @@ class SessionRegistry {
   void ExpireLeasesLocked(Session* session, absl::Duration now, Garbage* garbage)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireSharesLocked(absl::Duration now, Garbage* garbage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AbortReservations(const Garbage& garbage) ABSL_LOCKS_EXCLUDED(mu_);
+  void Free(const Garbage& garbage) ABSL_LOCKS_EXCLUDED(mu_);
 
   const SessionLimits limits_;
   TieredCache* const cache_;

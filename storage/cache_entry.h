@@ -19,7 +19,8 @@ namespace embcache {
 
 // One model's namespace. Never destroyed while the cache lives.
 struct CacheModel {
-  ModelStats stats;  // stats.model_epoch is the epoch in force
+  ModelStats stats;   // stats.model_epoch is the epoch in force
+  uint32_t fast_id = 0;  // its place among the shared index's model epochs
 };
 
 // A lookup that waits for an entry's copy or load.
@@ -47,6 +48,7 @@ struct CacheEntry {
   CacheModel* model = nullptr;
   uint64_t generation = 0;
   uint64_t model_epoch = 0;
+  uint64_t publication = 0;  // in the shared index, or in its limbo; 0 = neither
   MemoryRange range;   // in `tier`; bytes 0 = none yet
   MemoryRange target;  // in the other tier, while a copy is under way; bytes 0 = none
   TierId tier = TierId::kL1;

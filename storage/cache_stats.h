@@ -62,6 +62,7 @@ struct CacheStats {
   uint64_t demotions = 0;
   uint64_t rejected_puts = 0;
   uint64_t saved_us = 0;
+  uint64_t fast_hits = 0;       // of the hits: those that took no call
   uint64_t doomed_entries = 0;  // unreachable, kept for readers
   uint64_t reservations = 0;
   std::array<TierStats, kMemoryTiers> memory;

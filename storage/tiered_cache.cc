@@ -12,8 +12,9 @@ namespace {
 
 // Bounds on the table of models, which is never shrunk. Lookups alone cannot fill it.
 constexpr size_t kMaxModels = 4096;
+static_assert(kMaxModels <= EMBCACHE_FAST_MODELS);
 constexpr size_t kMaxModelsByLookup = kMaxModels / 2;
-constexpr absl::string_view kOtherModels = "(other)";
+
 
 constexpr int kSweepEntriesPerTick = 4096;
 
@@ -32,17 +33,24 @@ absl::StatusOr<std::unique_ptr<TieredCache>> TieredCache::Create(const TieredCac
   if (!l1->enabled() && !l2->enabled()) {
     return absl::InvalidArgumentError("l1 and l2 capacity_bytes: at least one must not be 0");
   }
+  std::unique_ptr<FastPath> fast;
+  if (options.fast_index_entries > 0) {
+    auto made = FastPath::Create(deps.fast_memory, options.fast_index_entries);
+    if (!made.ok()) return made.status();
+    fast = *std::move(made);
+  }
   return std::unique_ptr<TieredCache>(
-      new TieredCache(options, deps, *std::move(l1), *std::move(l2)));
+      new TieredCache(options, deps, *std::move(l1), *std::move(l2), std::move(fast)));
 }
 
 TieredCache::TieredCache(const TieredCacheOptions& options, const TieredCacheDeps& deps,
-                         MemoryTier l1, MemoryTier l2)
+                         MemoryTier l1, MemoryTier l2, std::unique_ptr<FastPath> fast)
     : options_(options),
       deps_(deps),
       l1_on_device_(l1.enabled() && !l1.device_uuid().empty()),
       tiers_{Tier(std::move(l1)), Tier(std::move(l2))},
-      queue_(options.l3_queue_entries, options.l3_queue_bytes) {
+      queue_(options.l3_queue_entries, options.l3_queue_bytes),
+      fast_(std::move(fast)) {
   absl::MutexLock lock(&mu_);
   tiers_[0].max_entries = options.l1.max_entries;
   tiers_[1].max_entries = options.l2.max_entries;
@@ -82,6 +90,7 @@ CacheModel* TieredCache::ModelLocked(absl::string_view name) {
   if (models_.size() >= kMaxModels) return nullptr;
   auto model = std::make_unique<CacheModel>();
   model->stats.model = std::string(name);
+  model->fast_id = static_cast<uint32_t>(models_.size());  // models never go
   return models_.emplace(std::string(name), std::move(model)).first->second.get();
 }
 
@@ -123,14 +132,17 @@ void TieredCache::LinkLocked(CacheEntry* entry) {
   ++tier.stats.entries;
   ++entry->model->stats.entries;
   entry->model->stats.bytes += entry->payload_bytes();
+  PublishLocked(entry);
 }
 
-void TieredCache::UnlinkLocked(CacheEntry* entry) {
+bool TieredCache::UnlinkLocked(CacheEntry* entry) {
+  const bool held = RetireLocked(entry);
   Tier& tier = TierOf(entry->tier);
   tier.policy->Remove(&entry->hook);
   --tier.stats.entries;
   --entry->model->stats.entries;
   entry->model->stats.bytes -= entry->payload_bytes();
+  return held;
 }
 
 void TieredCache::DoomLocked(CacheEntry* entry, RemoveReason reason, AfterUnlock& after) {
@@ -140,7 +152,7 @@ void TieredCache::DoomLocked(CacheEntry* entry, RemoveReason reason, AfterUnlock
   if (entry->info->expires != absl::InfiniteFuture()) {
     expiries_.erase({entry->info->expires, entry});
   }
-  if (entry->hook.linked()) UnlinkLocked(entry);
+  const bool held = entry->hook.linked() && UnlinkLocked(entry);
   ordered_.erase(entry);
   auto node = index_.extract(index_.find(key));
   doomed_.emplace(entry, std::move(node.value()));
@@ -150,6 +162,7 @@ void TieredCache::DoomLocked(CacheEntry* entry, RemoveReason reason, AfterUnlock
   if (reason == RemoveReason::kExpired) ++stats.evictions_expired;
   if (reason == RemoveReason::kEpoch) ++stats.evictions_epoch;
   if (reason == RemoveReason::kReplaced) ++totals_.replaced;
+  if (held) EnterLimboLocked(entry);
   FreeIfUnusedLocked(entry, after);
 }
 
@@ -261,7 +274,10 @@ LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const Look
     if (!entry->doomed) RemoveKeyLocked(entry->info->key, RemoveReason::kMismatch, {}, after);
     return LookupResult{.handle = {}, .source = source, .reason = MissReason::kMismatch};
   }
-  if (entry->hook.linked()) TierOf(entry->tier).policy->Touch(&entry->hook);
+  if (entry->hook.linked()) {
+    TierOf(entry->tier).policy->Touch(&entry->hook);
+    PublishLocked(entry);  // if there was no room before
+  }
   if (waiter.counted) {
     CountHitLocked(*entry, source);
     RequestedLocked(entry, after);
@@ -459,6 +475,7 @@ void TieredCache::AdvanceEpoch(absl::string_view model,
       });
     } else {
       const uint64_t epoch = ++state->stats.model_epoch;
+      if (fast_ != nullptr) fast_->SetModelEpoch(state->fast_id, epoch);
       queue_.CancelModel(model, epoch);
       sweeps_.emplace_back(std::string(model), std::string());
       if (deps_.store == nullptr) {
@@ -522,6 +539,7 @@ void TieredCache::TickLocked(AfterUnlock& after) {
     RemoveKeyLocked(key, RemoveReason::kExpired, {}, after);
   }
   if (!sweeps_.empty()) SweepModelLocked(after);
+  FastTickLocked(after);
   KickPersistLocked(after);
 }
 
@@ -532,6 +550,7 @@ void TieredCache::Tick() {
     TickLocked(after);
   }
   after.Run();
+  GrowFastIndex();
 }
 
 }  // namespace embcache

@@ -47,6 +47,7 @@
 #include "storage/entry.h"
 #include "storage/eviction_policy.h"
 #include "storage/executor.h"
+#include "storage/fast_path.h"
 #include "storage/ghost_set.h"
 #include "storage/memory_resource.h"
 #include "storage/memory_tier.h"
@@ -85,6 +86,8 @@ struct TieredCacheOptions {
   absl::Duration reservation_ttl = absl::Seconds(30);
   // Gets that may wait for one entry's copy or load; more fail with RESOURCE_EXHAUSTED.
   uint32_t max_waiters_per_entry = 4096;
+  // Entries that clients can find without a call, at most; 0 = no fast path.
+  uint64_t fast_index_entries = 0;
 };
 
 // The ports, not owned; they outlive the cache. store may be nullptr: no L3.
@@ -96,6 +99,7 @@ struct TieredCacheDeps {
   MemoryResource* l2_memory = nullptr;
   PersistentStore* store = nullptr;
   PutGate* gate = nullptr;  // told of puts under way, unless the store must not wait for them
+  MemoryResource* fast_memory = nullptr;  // of the shared index and the pin tables: host memory
 };
 
 using ReservationId = uint64_t;  // never 0, never reused
@@ -230,7 +234,7 @@ class TieredCache {
   // so.
   void Tick();
 
-  CacheStats GetStats(bool per_model) const;
+  CacheStats GetStats(bool per_model);
 
   struct SegmentInfo {
     uint32_t id = 0;
@@ -246,6 +250,20 @@ class TieredCache {
   // reservations cannot be committed, and no place in it is handed out again.
   void LoseTier(TierId tier);
   bool TierUsable(TierId tier) const;
+
+  // --- Hits without a call (fast_path.h) ---
+  // The shared index, or nullptr: there is none. It is another one when it has grown, which happens
+  // in Tick only.
+  std::shared_ptr<const MemorySegment> FastIndexMemory() const;
+  // A pin table for a session that may pin `max_pinned_bytes` (0 = no bound), whose pins count until
+  // it is closed. FAILED_PRECONDITION: no fast path.
+  absl::StatusOr<std::shared_ptr<const FastTable>> OpenFastTable(uint64_t max_pinned_bytes);
+  void CloseFastTable(const FastTable& table);
+  // Brings the tables' pinned_bytes() up to date.
+  void MeasureFastPins();
+  // From now on readers find nothing without a call. What they have pinned stays.
+  void StopFastPath();
+
   // Bytes of the largest entry that fits a tier.
   uint64_t max_entry_bytes() const;
 
@@ -323,10 +341,13 @@ class TieredCache {
     TierStats stats;         // the counters, and pinned_bytes, reserved_bytes, entries
   };
 
+  // Counts what belongs to no model of its own.
+  static constexpr absl::string_view kOtherModels = "(other)";
+
   enum class RemoveReason { kReplaced, kDeleted, kCapacity, kExpired, kEpoch, kMismatch, kLost };
 
   TieredCache(const TieredCacheOptions& options, const TieredCacheDeps& deps, MemoryTier l1,
-              MemoryTier l2);
+              MemoryTier l2, std::unique_ptr<FastPath> fast);
 
   Tier& TierOf(TierId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return tiers_[static_cast<int>(id)];
@@ -344,8 +365,10 @@ class TieredCache {
   std::optional<StoredPlace> FindStoredLocked(const CacheKey& key) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void InsertLocked(std::unique_ptr<CacheEntry> entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // In `tier` and reachable from now on, or not any more. Unlink says whether a reader that asked
+  // nobody still holds the range; then it must go to limbo instead of being freed.
   void LinkLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void UnlinkLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool UnlinkLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Makes the entry unreachable; frees it now or when its pins and copies have ended.
   void DoomLocked(CacheEntry* entry, RemoveReason reason, AfterUnlock& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -374,6 +397,7 @@ class TieredCache {
   // The entry went away while they waited: they look again.
   void RetryWaitersLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LookupWith(const CacheKey& key, LookupWaiter waiter) ABSL_LOCKS_EXCLUDED(mu_);
+  CacheStats GetStatsLocked(bool per_model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TickLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SweepModelLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -444,6 +468,26 @@ class TieredCache {
   const MemorySegment* MemoryOfLocked(TierId tier, const MemoryRange& range) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // tiered_cache_fast.cc: the shared index. All do nothing when there is none.
+  FastEntry FastEntryLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PublishLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool RetireLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Pins a doomed entry that was retired, until no reader holds it.
+  void EnterLimboLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Frees the range that an entry has left by a move; `held` is what UnlinkLocked said.
+  void VacateLocked(CacheEntry* entry, bool held) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // True if something came back from limbo.
+  bool ReclaimLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsFastPinnedLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return fast_ != nullptr && entry.publication != 0 && fast_->IsPinned(entry.publication);
+  }
+  bool IsEvictableLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Counts the hits that took no call, and makes what was hit the most recently used.
+  void DrainTouchesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CountFastHitsLocked(CacheEntry* entry, uint64_t hits) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FastTickLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GrowFastIndex() ABSL_LOCKS_EXCLUDED(mu_);
+
   // tiered_cache_disk.cc: loads from L3, writes to it, durable removals.
   void StartLoadLocked(const CacheKey& key, CacheModel* model, const StoredPlace& place,
                        LookupWaiter waiter, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -491,6 +535,9 @@ class TieredCache {
   ReservationId next_reservation_ ABSL_GUARDED_BY(mu_) = 1;
   CacheStats totals_ ABSL_GUARDED_BY(mu_);  // the counters only
   PersistQueue queue_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<FastPath> fast_ ABSL_GUARDED_BY(mu_) ABSL_PT_GUARDED_BY(mu_);
+  // Hit without a call, and for Tick to do what a hit by a call would have done: promote, admit.
+  absl::flat_hash_set<CacheKey> fast_requested_ ABSL_GUARDED_BY(mu_);
   GhostSet put_before_ ABSL_GUARDED_BY(mu_){TieredCacheOptions::kGhostKeys};
   std::optional<PersistItem> persisting_ ABSL_GUARDED_BY(mu_);  // the one being written
   std::vector<std::pair<uint64_t, StatusCallback>> flushes_ ABSL_GUARDED_BY(mu_);

@@ -18,12 +18,12 @@ namespace {
 // How many of the next victims are tried as the seed of a run.
 constexpr int kRunSeeds = 32;
 
-bool IsEvictable(const CacheEntry& entry) {
-  return entry.state == EntryState::kResident && entry.hook.linked() && entry.pins == 0 &&
-         entry.io_pins == 0;
-}
-
 }  // namespace
+
+bool TieredCache::IsEvictableLocked(const CacheEntry& entry) const {
+  return entry.state == EntryState::kResident && entry.hook.linked() && entry.pins == 0 &&
+         entry.io_pins == 0 && !IsFastPinnedLocked(entry);
+}
 
 // --- Ranges -------------------------------------------------------------------------------------
 
@@ -84,6 +84,8 @@ void TieredCache::PumpLocked(TierId id, AfterUnlock& after) {
 
 TieredCache::Room TieredCache::MakeRoomLocked(TierId id, const RoomRequest& request,
                                               AfterUnlock& after) {
+  DrainTouchesLocked();
+  if (ReclaimLocked(after)) return Room::kMade;
   Tier& tier = TierOf(id);
   if (!tier.memory.enabled()) return Room::kImpossible;
   const uint64_t need = MemoryTier::ChargedBytes(request.bytes);
@@ -93,7 +95,7 @@ TieredCache::Room TieredCache::MakeRoomLocked(TierId id, const RoomRequest& requ
   if (!request.replaces.empty()) {
     CacheEntry* old = FindLocked(request.replaces);
     if (old != nullptr && old->tier == id && old->state == EntryState::kResident &&
-        old->pins == 0) {
+        old->pins == 0 && !IsFastPinnedLocked(*old)) {
       if (old->io_pins > 0) return Room::kComing;
       DoomLocked(old, RemoveReason::kReplaced, after);
       return Room::kMade;
@@ -109,7 +111,9 @@ TieredCache::Room TieredCache::MakeRoomLocked(TierId id, const RoomRequest& requ
   bool copying = false;
   tier.policy->VisitCandidates([&](PolicyHook* hook) {
     CacheEntry* entry = CacheEntry::FromHook(hook);
-    if (entry->pins > 0 || entry->state != EntryState::kResident) return true;
+    if (entry->pins > 0 || entry->state != EntryState::kResident || IsFastPinnedLocked(*entry)) {
+      return true;
+    }
     // The next to leave is being copied out: wait for that, so that the order stays exact.
     copying = entry->io_pins > 0;
     if (!copying) victim = entry;
@@ -149,7 +153,7 @@ std::vector<CacheEntry*> TieredCache::FindRunLocked(TierId id, uint64_t bytes) c
   int seeds = 0;
   tier.policy->VisitCandidates([&](PolicyHook* hook) {
     CacheEntry* seed = CacheEntry::FromHook(hook);
-    if (!IsEvictable(*seed)) return true;
+    if (!IsEvictableLocked(*seed)) return true;
     auto left = tier.by_place.find({seed->range.segment, seed->range.offset});
     auto right = left;
     std::vector<CacheEntry*> run = {seed};
@@ -157,7 +161,7 @@ std::vector<CacheEntry*> TieredCache::FindRunLocked(TierId id, uint64_t bytes) c
     while (end_of(right) - begin_of(left) < bytes && cost < best_cost) {
       const auto neighbour = [&](bool exists, auto it) -> CacheEntry* {
         if (!exists || it->first.first != seed->range.segment) return nullptr;
-        return IsEvictable(*it->second) ? it->second : nullptr;
+        return IsEvictableLocked(*it->second) ? it->second : nullptr;
       };
       const bool has_left = left != tier.by_place.begin();
       const bool has_right = std::next(right) != tier.by_place.end();
@@ -361,8 +365,7 @@ void TieredCache::FinishDemotion(CacheEntry* entry, const absl::Status& copied) 
         if (!entry->for_host) LeaveMemoryLocked(entry, after);
       }
     } else {
-      UnlinkLocked(entry);
-      FreeRangeLocked(TierId::kL1, entry->range);
+      VacateLocked(entry, UnlinkLocked(entry));
       entry->tier = TierId::kL2;
       entry->range = std::exchange(entry->target, {});
       LinkLocked(entry);
@@ -433,8 +436,7 @@ void TieredCache::FinishPromotion(CacheEntry* entry, const absl::Status& copied)
         !TierOf(TierId::kL1).memory.enabled()) {
       FreeRangeLocked(TierId::kL1, entry->target);
     } else {
-      UnlinkLocked(entry);
-      FreeRangeLocked(TierId::kL2, entry->range);
+      VacateLocked(entry, UnlinkLocked(entry));
       entry->tier = TierId::kL1;
       entry->range = std::exchange(entry->target, {});
       LinkLocked(entry);

@@ -65,6 +65,7 @@ ListPage TieredCache::List(const ListQuery& query) const {
       row.payload_bytes = entry.payload_bytes();
       row.generation = entry.generation;
       row.pins = entry.pins;
+      if (entry.publication != 0) row.pins += fast_->CountPins(entry.publication);
       row.created = entry.info->created;
       row.encode_cost_us = entry.info->encode_cost_us;
       shown = shown && IsLiveLocked(entry);
@@ -85,8 +86,20 @@ ListPage TieredCache::List(const ListQuery& query) const {
   return page;
 }
 
-CacheStats TieredCache::GetStats(bool per_model) const {
-  absl::MutexLock lock(&mu_);
+CacheStats TieredCache::GetStats(bool per_model) {
+  AfterUnlock after;
+  CacheStats stats;
+  {
+    absl::MutexLock lock(&mu_);
+    DrainTouchesLocked();
+    ReclaimLocked(after);
+    stats = GetStatsLocked(per_model);
+  }
+  after.Run();
+  return stats;
+}
+
+CacheStats TieredCache::GetStatsLocked(bool per_model) const {
   CacheStats stats = totals_;
   stats.doomed_entries = doomed_.size();
   stats.reservations = reservations_.size();
@@ -96,6 +109,12 @@ CacheStats TieredCache::GetStats(bool per_model) const {
     stats.memory[i].capacity_bytes = tier.memory.capacity_bytes();
     stats.memory[i].used_bytes = tier.memory.used_bytes();
     stats.memory[i].fragmentation = tier.memory.Fragmentation();
+  }
+  if (fast_ != nullptr) {
+    fast_->VisitPinned([&](const CacheEntry* entry) {
+      if (entry->pins > 0) return;  // counted as pinned already
+      stats.memory[static_cast<int>(entry->tier)].pinned_bytes += entry->range.bytes;
+    });
   }
   stats.has_l3 = deps_.store != nullptr;
   stats.l3.queued_writes = queue_.entries();
@@ -153,6 +172,7 @@ void TieredCache::CheckInvariants() const {
     if (entry.hook.linked()) ++found[tier].entries;
     EMB_CHECK(reachable == !entry.doomed);
     EMB_CHECK(!entry.doomed || !entry.hook.linked());
+    EMB_CHECK(entry.publication == 0 || entry.hook.linked() || (entry.doomed && entry.pins > 0));
   };
   for (const auto& entry : index_) see(*entry, true);
   for (const auto& [raw, entry] : doomed_) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/convert.h"
+#include "client/cpp/fast_get.h"
 #include "client/cpp/held.h"
 #include "client/cpp/message_json.h"
 #include "client/cpp/releaser.h"
@@ -108,6 +109,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
   session.writer = options.role == Role::kWriter;
   session.timeout = options.rpc_timeout;
   session.device_memory = options.device_memory;
+  session.fast_path = options.fast_path;
   auto connection = internal::Connection::Open(session, options.reconnect);
   if (!connection.ok()) return connection.status();
   return std::unique_ptr<Client>(new Client(*std::move(connection)));
@@ -116,6 +118,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 absl::StatusOr<std::optional<Lease>> Client::Get(const Key& key, const GetOptions& options) {
   auto session = connection_->session();
   if (!session.ok()) return session.status();
+  if (options.place == Place::kAny) {
+    if (std::optional<Lease> hit = internal::FastGet(*session, key, options.expect)) return hit;
+  }
   // The messages of a hit fit the block: no allocations but those of the lease.
   char block[2048];
   google::protobuf::Arena arena(block, sizeof(block));
@@ -177,7 +182,9 @@ absl::StatusOr<std::vector<GetResult>> Client::GetMany(absl::Span<const Key> key
     return status;
   };
   for (size_t i = 0; i < keys.size(); ++i) {
-    wanted.push_back(i);
+    results[i].lease = internal::FastGet(*session, keys[i], {});
+    if (!results[i].lease.has_value()) wanted.push_back(i);
+    if (wanted.empty()) continue;
     if (wanted.size() < max_batch && i + 1 < keys.size()) continue;
     absl::Status status = send();
     if (!status.ok()) return status;
@@ -335,6 +342,8 @@ absl::StatusOr<std::string> Client::Share(absl::Span<const Lease* const> leases,
     if (lease->held_ == nullptr || lease->held_->session != *session) {
       return absl::FailedPreconditionError("leases: one is of a lost session, or moved from");
     }
+    absl::Status known = internal::MakeKnown(lease->held_.get());
+    if (!known.ok()) return known;
     request.add_leases(lease->held_->id);
   }
   request.set_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(ttl)));

@@ -5,7 +5,8 @@
 //   if (hit.ok() && hit->has_value()) Use((*hit)->tensors(), (*hit)->data(0));
 //
 // The bytes of an entry are never copied by a get: a Lease is a view into memory that the daemon
-// owns and this process has mapped. They neither change nor move until the Lease is destroyed.
+// owns and this process has mapped. Mostly not even a call is made: the client looks into an index
+// that the daemon shares with it, and asks only for what it does not find there. The bytes neither change nor move until the Lease is destroyed.
 //
 // Threads: Client is thread-safe. A Lease or Reservation may be moved between threads, but is used
 // by one at a time.
@@ -81,6 +82,8 @@ struct ClientOptions {
   // has no CUDA driver or device. Entries on another device than those it sees come from host
   // memory.
   bool device_memory = false;
+  // Read hits from the daemon's shared index, where it has one, without a call.
+  bool fast_path = true;
 };
 
 // Where bytes should be.

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,18 +19,6 @@ constexpr absl::Duration kFirstBackOff = absl::Milliseconds(10);
 constexpr absl::Duration kMaxBackOff = absl::Seconds(1);
 // How often lost and replaced sessions are looked at while there are any.
 constexpr int kLostCheckMs = 100;
-
-// Takes one packet off the control socket. False: the connection is over.
-bool HandlePacket(int fd, std::atomic<bool>* draining) {
-  char buffer[4096];
-  const ssize_t size = recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT);
-  if (size < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-  if (size == 0) return false;
-  embcache::v1::ServerPacket packet;
-  if (!packet.ParseFromArray(buffer, static_cast<int>(size))) return false;
-  if (packet.has_draining()) draining->store(true);
-  return true;
-}
 
 }  // namespace
 
@@ -120,7 +107,7 @@ Connection::Watched Connection::WatchSession(Session* session) {
     const int ready = poll(events, 3, idle ? -1 : kLostCheckMs);
     if (ready < 0 && errno != EINTR) return Watched::kLost;
     if (events[1].revents != 0) return Watched::kStopped;
-    if (ready > 0 && events[0].revents != 0 && !HandlePacket(session->control_fd(), &draining_)) {
+    if (ready > 0 && events[0].revents != 0 && !session->HandlePacket(&draining_)) {
       return Watched::kLost;
     }
     AcknowledgeLost(*session);
@@ -147,7 +134,7 @@ void Connection::EndReplaced() {
   std::vector<std::shared_ptr<Session>> still_used;
   for (std::shared_ptr<Session>& session : replaced_) {
     std::atomic<bool> draining{false};  // the current session is told, too
-    if (!HandlePacket(session->control_fd(), &draining)) {
+    if (!session->HandlePacket(&draining)) {
       session->MarkLost();
       lost_.push_back(std::move(session));
     } else if (session.use_count() > 1) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,11 +30,15 @@ struct Held {
 };
 
 struct HeldLease : Held {
+  std::optional<uint32_t> fast_pin;  // got without a call; `id` may be 0 then
   Tier source = Tier::kUnknown;
   uint64_t generation = 0;
 };
 
 struct HeldReservation : Held {};
+
+// Every tensor must lie inside its entry: offsets come from outside this process.
+absl::Status CheckBounds(const Held& held);
 
 // Makes a lease of a HIT. `asked` is when the call was sent, from which the daemon's limit on a
 // lease's life is counted. UNAVAILABLE when the session was lost meanwhile.

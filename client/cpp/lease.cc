@@ -6,6 +6,7 @@
 #include "client/cpp/held.h"
 #include "client/cpp/releaser.h"
 #include "client/cpp/stream_copy.h"
+#include "client/fast/embcache_fast.h"
 
 namespace embcache::client {
 namespace internal {
@@ -17,18 +18,6 @@ absl::Time Expiry(absl::Time asked, uint64_t ttl_ms) {
   return ttl_ms == 0 ? absl::InfiniteFuture() : asked + absl::Milliseconds(ttl_ms);
 }
 
-// Every tensor must lie inside its entry: offsets come from outside this process.
-absl::Status CheckBounds(const Held& held) {
-  for (const TensorSpec& tensor : held.tensors) {
-    if (tensor.offset > held.bytes || tensor.bytes > held.bytes - tensor.offset) {
-      return absl::InternalError(absl::StrCat("tensor ", tensor.name, ": ", tensor.bytes,
-                                              " bytes at ", tensor.offset,
-                                              " lie outside its entry of ", held.bytes));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // Fills what leases and reservations have in common; on success the session has one more hold.
 absl::Status Hold(const std::shared_ptr<Session>& session, const v1::Location& location,
                   Held* held) {
@@ -38,7 +27,7 @@ absl::Status Hold(const std::shared_ptr<Session>& session, const v1::Location& l
   held->bytes = location.bytes();
   absl::Status status = CheckBounds(*held);
   if (!status.ok()) return status;
-  if (!session->TakeHold()) {
+  if (!session->TakeHold(held->bytes)) {
     return absl::UnavailableError("the connection to the daemon was lost during the call");
   }
   held->session = session;
@@ -69,10 +58,22 @@ std::string DeviceUuid(const Held& held) {
 }
 
 bool IsValid(const Held& held) {
-  return held.id != 0 && held.session->connected() && absl::Now() < held.expires;
+  return held.session->connected() &&
+         (held.expires == absl::InfiniteFuture() || absl::Now() < held.expires);
 }
 
 }  // namespace
+
+absl::Status CheckBounds(const Held& held) {
+  for (const TensorSpec& tensor : held.tensors) {
+    if (tensor.offset > held.bytes || tensor.bytes > held.bytes - tensor.offset) {
+      return absl::InternalError(absl::StrCat("tensor ", tensor.name, ": ", tensor.bytes,
+                                              " bytes at ", tensor.offset,
+                                              " lie outside its entry of ", held.bytes));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<Lease> MakeLease(const std::shared_ptr<Session>& session, Key key,
                                 const v1::GetResult& hit, absl::Time asked) {
@@ -136,8 +137,11 @@ void Lease::End() {
     return;
   }
   internal::Session* session = held_->session.get();
-  session->DropHold();
-  if (session->connected()) session->releaser().Add(held_->session, held_->id, held_->bytes);
+  if (held_->fast_pin.has_value()) embcache_fast_release(session->fast(), *held_->fast_pin);
+  session->DropHold(held_->id != 0 ? held_->bytes : 0);
+  if (held_->id != 0 && session->connected()) {
+    session->releaser().Add(held_->session, held_->id, held_->bytes);
+  }
   held_.reset();
 }
 
@@ -183,12 +187,14 @@ void Reservation::End() {
     return;
   }
   if (held_->id != 0) Abort().IgnoreError();
-  held_->session->DropHold();
+  held_->session->DropHold(held_->bytes);
   held_.reset();
 }
 
 const std::vector<TensorSpec>& Reservation::tensors() const { return held_->tensors; }
-bool Reservation::valid() const { return held_ != nullptr && internal::IsValid(*held_); }
+bool Reservation::valid() const {
+  return held_ != nullptr && held_->id != 0 && internal::IsValid(*held_);
+}
 
 MutableBytes Reservation::tensor(size_t index) { return internal::TensorData(*held_, index); }
 
@@ -235,7 +241,7 @@ absl::StatusOr<std::optional<Lease>> Reservation::Commit(bool keep_lease) {
   lease->generation = response.results(0).generation();
   lease->source = Tier::kL1;
   lease->expires = internal::Expiry(asked, held_->session->limits().lease_ttl_ms());
-  if (!held_->session->TakeHold()) {
+  if (!held_->session->TakeHold(held_->bytes)) {
     return absl::UnavailableError("committed, but the connection was lost with the lease");
   }
   return std::optional<Lease>(Lease(std::move(lease)));

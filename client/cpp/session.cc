@@ -53,7 +53,7 @@ std::vector<UniqueFd> TakeDescriptors(msghdr* header) {
   return descriptors;
 }
 
-absl::StatusOr<Packet> ReceivePacket(int fd) {
+absl::StatusOr<Packet> ReceivePacket(int fd, int flags) {
   std::vector<char> buffer(kMaxPacketBytes);
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptorsPerPacket * sizeof(int))];
   iovec io = {buffer.data(), buffer.size()};
@@ -64,7 +64,7 @@ absl::StatusOr<Packet> ReceivePacket(int fd) {
   header.msg_controllen = sizeof(control);
   ssize_t size;
   do {
-    size = recvmsg(fd, &header, MSG_CMSG_CLOEXEC);
+    size = recvmsg(fd, &header, MSG_CMSG_CLOEXEC | flags);
     // ECONNRESET only says that the daemon closed without reading all we sent, and is said once;
     // its Refusal comes next.
   } while (size < 0 && (errno == EINTR || errno == ECONNRESET));
@@ -132,6 +132,7 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Open(const SessionOptions& opt
     if (!driver.ok()) return driver.status();
     for (const std::string& uuid : (*driver)->device_uuids()) hello->add_device_uuids(uuid);
   }
+  if (options.fast_path) hello->set_fast_path_version(embcache_fast_version());
   status = session->Send(packet, 0);
   if (!status.ok()) return status;
   std::vector<UniqueFd> descriptors;
@@ -166,11 +167,21 @@ void Session::MarkLost() {
 
 bool Session::in_own_process() const { return getpid() == pid_; }
 
-bool Session::TakeHold() {
+bool Session::TakeHold(uint64_t bytes) {
   holds_.fetch_add(1);
+  if (fast_ != nullptr && bytes > 0) {
+    embcache_fast_charge(fast_.get(), static_cast<int64_t>(bytes));
+  }
   if (connected()) return true;
-  holds_.fetch_sub(1);
+  DropHold(bytes);
   return false;
+}
+
+void Session::DropHold(uint64_t bytes) {
+  if (fast_ != nullptr && bytes > 0) {
+    embcache_fast_charge(fast_.get(), -static_cast<int64_t>(bytes));
+  }
+  holds_.fetch_sub(1);
 }
 
 absl::Status Session::ConnectControl() {
@@ -209,7 +220,7 @@ absl::Status Session::Send(const v1::ClientPacket& packet, int flags) {
 absl::Status Session::ReceiveWelcome(std::vector<UniqueFd>* descriptors) {
   bool more = true;
   while (more) {
-    absl::StatusOr<Packet> packet = ReceivePacket(control_.get());
+    absl::StatusOr<Packet> packet = ReceivePacket(control_.get(), 0);
     if (!packet.ok()) return packet.status();
     if (packet->message.has_refusal()) {
       const v1::Refusal& refusal = packet->message.refusal();
@@ -251,7 +262,29 @@ absl::Status Session::MapSegments(const std::vector<UniqueFd>& descriptors) {
     absl::Status status = MapSegment(segment.segment(), descriptors[next++].get());
     if (!status.ok()) return status;
   }
+  OpenFastPath(absl::MakeSpan(descriptors).subspan(next));
   return absl::OkStatus();
+}
+
+// Whatever is wrong with it, the session does without.
+void Session::OpenFastPath(absl::Span<const UniqueFd> descriptors) {
+  if (!welcome_.has_fast_path() || descriptors.size() != 2) return;
+  const v1::FastPath& fast = welcome_.fast_path();
+  if (fast.layout_version() != embcache_fast_version()) return;
+  fast_.reset(embcache_fast_open(descriptors[0].get(), fast.index_bytes(), descriptors[1].get(),
+                                 fast.pin_table_bytes(), limits().max_pinned_bytes()));
+}
+
+bool Session::HandlePacket(std::atomic<bool>* draining) {
+  absl::StatusOr<Packet> packet = ReceivePacket(control_.get(), MSG_DONTWAIT);
+  if (!packet.ok()) return absl::IsDeadlineExceeded(packet.status());  // nothing is there
+  if (packet->message.has_draining()) draining->store(true);
+  if (packet->message.has_fast_index_moved() && packet->descriptors.size() == 1 &&
+      fast_ != nullptr) {
+    embcache_fast_replace_index(fast_.get(), packet->descriptors[0].get(),
+                                packet->message.fast_index_moved().index_bytes());
+  }
+  return true;
 }
 
 absl::Status Session::MapSegment(const v1::Segment& segment, int fd) {
@@ -287,26 +320,26 @@ void Session::Prepare(grpc::ClientContext* context) const {
   context->AddMetadata("embcache-session", token_hex_);
 }
 
-absl::StatusOr<Resolved> Session::Resolve(const v1::Location& location) const {
-  const auto it = mappings_.find(location.segment());
-  if (it == mappings_.end() || it->second.generation != location.segment_generation()) {
-    return absl::InternalError(absl::StrCat("location: segment ", location.segment(),
-                                            " generation ", location.segment_generation(),
-                                            " is not one of this session's"));
+absl::StatusOr<Resolved> Session::Resolve(uint32_t segment, uint64_t generation, uint64_t offset,
+                                           uint64_t bytes) const {
+  const auto it = mappings_.find(segment);
+  if (it == mappings_.end() || it->second.generation != generation) {
+    return absl::InternalError(absl::StrCat("location: segment ", segment, " generation ",
+                                            generation, " is not one of this session's"));
   }
   const Mapping& mapping = it->second;
-  if (location.offset() > mapping.bytes || location.bytes() > mapping.bytes - location.offset()) {
-    return absl::InternalError(absl::StrCat("location: ", location.bytes(), " bytes at ",
-                                            location.offset(), " lie outside segment ",
-                                            location.segment(), " of ", mapping.bytes));
+  if (offset > mapping.bytes || bytes > mapping.bytes - offset) {
+    return absl::InternalError(absl::StrCat("location: ", bytes, " bytes at ", offset,
+                                            " lie outside segment ", segment, " of ",
+                                            mapping.bytes));
   }
-  if (mapping.base != nullptr) return Resolved{.base = mapping.base + location.offset()};
+  if (mapping.base != nullptr) return Resolved{.base = mapping.base + offset};
   absl::MutexLock lock(&device_mutex_);
-  const auto device = device_segments_.find(location.segment());
+  const auto device = device_segments_.find(segment);
   if (device == device_segments_.end()) {
     return absl::UnavailableError("the connection to the daemon was lost during the call");
   }
-  return Resolved{.device = device->second, .device_offset = location.offset()};
+  return Resolved{.device = device->second, .device_offset = offset};
 }
 
 }  // namespace embcache::client::internal

@@ -32,7 +32,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/cuda_segment.h"
+#include "absl/types/span.h"
 #include "client/cpp/unique_fd.h"
+#include "client/fast/embcache_fast.h"
 #include "embcache/v1/control.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 
@@ -50,7 +52,8 @@ struct SessionOptions {
   std::string name;
   bool writer = false;
   bool device_memory = false;  // wants what lies in device memory, too
-  absl::Duration timeout;      // of connecting, and of each call
+  bool fast_path = true;
+  absl::Duration timeout;  // of connecting, and of each call
 };
 
 // Where an entry is: in memory mapped here, or in a segment of device memory.
@@ -58,6 +61,8 @@ struct Resolved {
   uint8_t* base = nullptr;
   std::shared_ptr<CudaSegment> device;  // null: host memory
   uint64_t device_offset = 0;
+
+  friend bool operator==(const Resolved&, const Resolved&) = default;
 };
 
 class Session {
@@ -78,13 +83,24 @@ class Session {
   int control_fd() const { return control_.get(); }
   Releaser& releaser() { return *releaser_; }
 
+  // nullptr: there is no fast path.
+  embcache_fast* fast() const { return fast_.get(); }
+  // Takes one packet off the control socket, if one is there. False: the connection is over.
+  bool HandlePacket(std::atomic<bool>* draining);
+
   // INTERNAL when the daemon names a place that this session does not have.
-  absl::StatusOr<Resolved> Resolve(const embcache::v1::Location& location) const;
+  absl::StatusOr<Resolved> Resolve(const embcache::v1::Location& location) const {
+    return Resolve(location.segment(), location.segment_generation(), location.offset(),
+                   location.bytes());
+  }
+  absl::StatusOr<Resolved> Resolve(uint32_t segment, uint64_t generation, uint64_t offset,
+                                   uint64_t bytes) const;
 
   // A hold is one lease or reservation. TakeHold fails once the session is lost, so that after that
   // a count of 0 stays 0 and the daemon may be told that nothing is touched any more.
-  bool TakeHold();
-  void DropHold() { holds_.fetch_sub(1); }
+  // `bytes` of it count against what the session may pin: those that the daemon knows of.
+  bool TakeHold(uint64_t bytes);
+  void DropHold(uint64_t bytes);
   int64_t holds() const { return holds_.load(); }
   bool connected() const { return connected_.load(); }
   // Leases then alone keep device memory open.
@@ -124,6 +140,7 @@ class Session {
   absl::Status ReceiveWelcome(std::vector<UniqueFd>* descriptors);
   absl::Status MapSegments(const std::vector<UniqueFd>& descriptors);
   absl::Status MapSegment(const embcache::v1::Segment& segment, int fd);
+  void OpenFastPath(absl::Span<const UniqueFd> descriptors);
   absl::Status OpenStub();
   void Doubt() const;
   void Prepare(grpc::ClientContext* context) const;
@@ -136,6 +153,10 @@ class Session {
   embcache::v1::Welcome welcome_;
   std::string token_hex_;
   absl::flat_hash_map<uint32_t, Mapping> mappings_;
+  struct CloseFast {
+    void operator()(embcache_fast* fast) const { embcache_fast_close(fast); }
+  };
+  std::unique_ptr<embcache_fast, CloseFast> fast_;
   std::unique_ptr<embcache::v1::Cache::Stub> stub_;
   mutable absl::Mutex device_mutex_;
   DeviceSegments device_segments_ ABSL_GUARDED_BY(device_mutex_);

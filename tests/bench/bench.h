@@ -101,6 +101,10 @@ absl::Status Hit(client::Client& client, const client::Key& key);
 
 // --- The benchmarks -----------------------------------------------------------------------------
 
+absl::Status FastHit4k(Report* report);
+absl::Status FastHit1m(Report* report);
+absl::Status FastHitCall(Report* report);
+absl::Status FastEvictions(Report* report);
 absl::Status HitLatency(Report* report);
 absl::Status HitThroughput(Report* report);
 absl::Status Overload(Report* report);

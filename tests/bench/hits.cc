@@ -1,4 +1,4 @@
-// hit-latency, hit-throughput: a hit against the least that a call can cost.
+// hit-latency, hit-throughput: a hit by call against the least that a call can cost.
 
 #include <memory>
 #include <string>
@@ -22,7 +22,7 @@ constexpr double kTarget = 0.7;
 using Clients = std::vector<std::unique_ptr<Client>>;
 
 absl::Status AddClient(const DaemonProcess& daemon, Clients* clients) {
-  auto client = daemon.Connect(client::Role::kWriter, "bench");
+  auto client = daemon.Connect(client::Role::kWriter, "bench", /*fast_path=*/false);
   if (!client.ok()) return client.status();
   clients->push_back(*std::move(client));
   return absl::OkStatus();

@@ -22,8 +22,12 @@ struct Benchmark {
 };
 
 constexpr Benchmark kBenchmarks[] = {
-    {"hit-latency", "a hit of 2 MiB and the end of its lease, against an empty call", HitLatency},
-    {"hit-throughput", "hits a second of 16 threads, against empty calls", HitThroughput},
+    {"fast-hit-4k", "a hit without a call among 4,096 entries, against a bare look", FastHit4k},
+    {"fast-hit-1m", "the same among 1,048,576", FastHit1m},
+    {"fast-hit-call", "a hit without a call, against a hit by call", FastHitCall},
+    {"fast-evictions", "evictions with 16 sessions mapped, against none", FastEvictions},
+    {"hit-latency", "a hit of 2 MiB by call and the end of its lease, against an empty call", HitLatency},
+    {"hit-throughput", "hits by call a second of 16 threads, against empty calls", HitThroughput},
     {"overload", "hits of 16 clients beside 1,000 idle and 50 slow ones, against alone", Overload},
     {"redis-2mb", "a hit of 2 MiB, against a GET of the same bytes from Redis", Redis2Mb},
     {"redis-16mb", "a hit of 16 MiB, against a GET of the same bytes from Redis", Redis16Mb},

@@ -121,7 +121,7 @@ absl::Status CompareWithRedis(Report* report, const std::string& name, uint64_t 
 }  // namespace
 
 absl::Status Redis2Mb(Report* report) {
-  return CompareWithRedis(report, "redis-2mb", 2 << 20, 300, 50, 4);
+  return CompareWithRedis(report, "redis-2mb", 2 << 20, 300, 50, 500);
 }
 
 absl::Status Redis16Mb(Report* report) {

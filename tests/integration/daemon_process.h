@@ -99,11 +99,13 @@ class DaemonProcess {
   }
 
   absl::StatusOr<std::unique_ptr<client::Client>> Connect(client::Role role = client::Role::kWriter,
-                                                          const std::string& name = "test") const {
+                                                          const std::string& name = "test",
+                                                          bool fast_path = true) const {
     client::ClientOptions options;
     options.socket_dir = socket_dir();
     options.name = name;
     options.role = role;
+    options.fast_path = fast_path;
     return client::Client::Connect(options);
   }
 

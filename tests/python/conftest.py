@@ -19,12 +19,16 @@ sys.path.insert(0, str(ROOT / "client" / "python"))
 # Child processes of tests find the package too.
 os.environ["PYTHONPATH"] = str(ROOT / "client" / "python")
 
+EMBCACHED = os.environ.get("EMBCACHED", str(ROOT / ".build/dev/bin/embcached"))
+# Built beside the daemon. Without it, hits are calls, and the tests of what is not are skipped.
+_FAST = pathlib.Path(EMBCACHED).with_name("libembcache_fast.so")
+if _FAST.exists():
+    os.environ.setdefault("LIBEMBCACHE_FAST", str(_FAST))
+
 import embcache  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from fake_cuda import FakeCuda  # noqa: E402
-
-EMBCACHED = os.environ.get("EMBCACHED", str(ROOT / ".build/dev/bin/embcached"))
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -51,6 +51,8 @@ TEST(LayeringTest, EveryFolderIncludesOnlyTheFoldersBelowIt) {
     EXPECT_GT(includes.size(), 20u) << folder;
     for (const Include& include : includes) {
       const std::string from = FirstFolder(include.header);
+      // What lies in memory that the daemon and its clients share is said once.
+      if (folder == "client" && include.header == "storage/fast_layout.h") continue;
       EXPECT_TRUE(ours.count(from) == 0 || below.count(from) == 1)
           << include.file << " includes " << include.header;
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import select
-import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,7 +19,6 @@ import grpc
 from embcache._releaser import Releaser
 from embcache._session import Options, Session
 from embcache.errors import CacheError, Unavailable
-from embcache.v1 import control_pb2
 
 _FIRST_BACK_OFF = 0.01
 _MAX_BACK_OFF = 1.0
@@ -180,17 +178,8 @@ class Connection:
 
     def _handle_packet(self, session: Session) -> bool:
         """Takes one packet off the control socket. False: the connection is over."""
-        try:
-            data = session.control.recv(4096, socket.MSG_DONTWAIT)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            return False
-        if not data:
-            return False
-        try:
-            packet = control_pb2.ServerPacket.FromString(data)
-        except Exception:
+        packet = session.handle_packet()
+        if packet is None:
             return False
         if packet.HasField("draining"):
             self.draining = True

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
-from embcache import cuda
+from embcache import _fast, cuda
 from embcache._pin import Pin, expiry
 from embcache._session import Session, internal_error
 from embcache.errors import CacheError, InvalidArgument, error_of_number
@@ -118,10 +118,14 @@ def get_many(
     """In the order of `keys`, in one call per batch that the daemon allows. One bad key fails
     alone."""
     items = [(key, expects[i] if expects is not None else None) for i, key in enumerate(keys)]
-    out: list[Hit | CacheError | None] = []
     most = session.limits.max_batch or max(1, len(items))
-    for begin in range(0, len(items), most):
-        out += yield from _get_batch(session, items[begin : begin + most])
+    out: list[Hit | CacheError | None] = [_fast.get(session, *item) for item in items]
+    missing = [i for i, hit in enumerate(out) if hit is None]
+    for begin in range(0, len(missing), most):
+        part = missing[begin : begin + most]
+        results = yield from _get_batch(session, [items[i] for i in part])
+        for i, result in zip(part, results, strict=True):
+            out[i] = result
     # As with_room, for the keys that ran into the quota.
     again = [i for i, result in enumerate(out) if _is_exhausted(result)]
     if again and (yield Work(session.releaser.flush)):
@@ -329,9 +333,31 @@ def share(session: Session, hits: Sequence[Hit], ttl: float | None) -> Operation
             raise CacheError(
                 grpc.StatusCode.FAILED_PRECONDITION, "hits: one is released, or of a lost session"
             )
-        request.leases.append(pin.hold[1])
+        request.leases.append((yield from _lease_of(session, hit, pin)))
     response = yield Call("Share", request)
     return bytes(response.token)
+
+
+def _lease_of(session: Session, hit: Hit, pin: Pin) -> Operation[int]:
+    """The daemon knows a hit without a call as a pin only: a lease on the same entry is taken."""
+    if isinstance(pin, _fast.FastPin):
+        if pin.lease is None:
+            request = pb.ContainsRequest(lease=True)
+            set_key(hit.key, request.keys.add())
+            asked = now()
+            response = yield Call("Contains", request)
+            found = _only(response.results, "Contains")
+            raise_for(found.status)
+            known = make_hit(session, hit.key, found.hit, asked)._pin if found.hit.lease else None
+            if known is None or found.hit.generation != hit.generation:
+                raise CacheError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    "hits: the entry of one was deleted or replaced",
+                )
+            pin.lease = known
+        pin = pin.lease
+    assert pin.hold is not None
+    return pin.hold[1]
 
 
 def adopt(session: Session, token: bytes) -> Operation[list[Hit]]:

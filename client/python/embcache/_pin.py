@@ -39,7 +39,9 @@ class Pin:
         self.hold: tuple[str, int] | None = hold
         self.nbytes: int = location.bytes
         self.expires = expires
+        self._charge(self.nbytes)
         if not session.take_hold(hold):
+            self._charge(-self.nbytes)
             self.hold = None
             raise Unavailable("the connection to the daemon was lost during the call")
         # From here on the finalizer gives it back.
@@ -68,12 +70,18 @@ class Pin:
         """The daemon has ended it."""
         hold, self.hold = self.hold, None
         if hold is not None:
+            self._charge(-self.nbytes)
             self.session.held.discard(hold)
+
+    def _charge(self, nbytes: int) -> None:
+        if self.session.fast is not None:
+            self.session.fast.charge(nbytes)
 
     def __del__(self) -> None:
         hold = self.hold
         # In a fork the pin is the parent's.
         if hold is None or os.getpid() != self.session.pid:
             return
+        self._charge(-self.nbytes)
         self.session.held.discard(hold)
         self.session.releaser.add(self.session, hold, self.nbytes)

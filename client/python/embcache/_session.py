@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 
 from embcache import _cuda
+from embcache._fast_index import FastIndex, layout_version
 from embcache.errors import CacheError, Unavailable, error_of_number, make_error
 from embcache.v1 import control_pb2, embcache_pb2
 
@@ -119,6 +120,8 @@ class Session:
         self.in_doubt = False  # of the connection's thread
         self._segments: dict[int, Segment] = {}
         self._device: dict[int, _cuda.Segment] = {}
+        self._all_mapped = True
+        self.fast: FastIndex | None = None
         self._welcomed = False
         self.control = self._connect()
         _sessions.add(self)
@@ -137,8 +140,32 @@ class Session:
     def __del__(self) -> None:
         if getattr(self, "control", None) is not None and os.getpid() == self.pid:
             self._goodbye()
+            if self.fast is not None:
+                self.fast.close()
         if getattr(self, "doubt_event", -1) >= 0:
             os.close(self.doubt_event)
+
+    def handle_packet(self) -> control_pb2.ServerPacket | None:
+        """Takes one packet off the control socket, if one is there. None: the connection is over."""
+        space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
+        descriptors: list[int] = []
+        try:
+            data, ancillary, _, _ = self.control.recvmsg(
+                _MAX_PACKET, space, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+            descriptors = _descriptors_of(ancillary)
+            packet = control_pb2.ServerPacket.FromString(data) if data else None
+        except (BlockingIOError, InterruptedError):
+            return control_pb2.ServerPacket()
+        except Exception:  # of the socket, or a packet that is not embcache's
+            return None
+        else:
+            if packet and packet.HasField("fast_index_moved") and self.fast and descriptors:
+                self.fast.replace(descriptors[0], packet.fast_index_moved.index_bytes)
+            return packet
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def doubt(self) -> None:
         os.eventfd_write(self.doubt_event, 1)
@@ -179,23 +206,34 @@ class Session:
 
     def resolve(self, location: embcache_pb2.Location) -> Place:
         """Opens device memory when it is the first of its segment."""
-        segment = self._segments.get(location.segment)
-        if segment is None or segment.generation != location.segment_generation:
-            raise internal_error(
-                f"location: segment {location.segment} generation {location.segment_generation} "
-                "is not one of this session's"
-            )
-        if location.offset + location.bytes > segment.nbytes:
-            raise internal_error(
-                f"location: {location.bytes} bytes at {location.offset} lie outside segment "
-                f"{location.segment} of {segment.nbytes}"
-            )
-        if segment.memory is not None:
-            return Place(segment.address + location.offset, None)
+        address = self.address_of(
+            location.segment, location.segment_generation, location.offset, location.bytes
+        )
+        if address != 0:
+            return Place(address, None)
         device = self._device.get(location.segment)
         if device is None:
             raise Unavailable("the connection to the daemon was lost during the call")
         return Place(device.address + location.offset, device)
+
+    def address_of(self, number: int, generation: int, offset: int, nbytes: int) -> int:
+        """The address of a place in this process; 0 when it is in device memory."""
+        segment = self._segments.get(number)
+        if segment is None or segment.generation != generation:
+            raise internal_error(
+                f"location: segment {number} generation {generation} is not one of this session's"
+            )
+        if offset + nbytes > segment.nbytes:
+            raise internal_error(
+                f"location: {nbytes} bytes at {offset} lie outside segment {number} of "
+                f"{segment.nbytes}"
+            )
+        return segment.address + offset if segment.memory is not None else 0
+
+    @property
+    def all_mapped(self) -> bool:
+        """Whether no segment is in device memory."""
+        return self._all_mapped
 
     # --- The control socket ---------------------------------------------------------------------
 
@@ -220,11 +258,14 @@ class Session:
         packet.hello.acknowledges = acknowledges
         if self.options.device_memory:
             packet.hello.device_uuids.extend(_cuda.driver().uuids)
+        packet.hello.fast_path_version = layout_version()
         descriptors: list[int] = []
         try:
             self.control.sendall(packet.SerializeToString())
             welcome = self._receive_welcome(descriptors)
-            self._map_segments(welcome, descriptors)
+            rest = self._map_segments(welcome, descriptors)
+            if welcome.HasField("fast_path"):
+                self.fast = FastIndex.open(rest, welcome.fast_path, welcome.limits.max_pinned_bytes)
         except OSError as error:
             raise Unavailable(f"control.sock: {error.strerror or error}") from None
         finally:
@@ -267,10 +308,7 @@ class Session:
                 # Only says that the daemon closed without reading all we sent, and is said once;
                 # its Refusal comes next.
                 continue
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                count = len(content) // 4
-                descriptors.extend(memoryview(content[: count * 4]).cast("i").tolist())
+        descriptors.extend(_descriptors_of(ancillary))
         if not data:
             raise Unavailable("control.sock: closed by the daemon")
         if flags & socket.MSG_CTRUNC:
@@ -283,7 +321,8 @@ class Session:
         except Exception:
             raise internal_error("control.sock: a packet that is not embcache's") from None
 
-    def _map_segments(self, welcome: control_pb2.Welcome, descriptors: list[int]) -> None:
+    def _map_segments(self, welcome: control_pb2.Welcome, descriptors: list[int]) -> list[int]:
+        """The descriptors that are not segments'."""
         left = iter(descriptors)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if self.options.writer else 0)
         for announced in welcome.segments:
@@ -297,6 +336,7 @@ class Session:
                     segment.device_uuid,
                     segment.cuda_ipc_handle,
                 )
+                self._all_mapped = False
                 continue
             descriptor = next(left, None)
             if descriptor is None:
@@ -312,6 +352,7 @@ class Session:
                 memory.madvise(mmap.MADV_DONTDUMP)  # core files stay small
             address = np.frombuffer(memory, np.uint8).ctypes.data
             self._segments[segment.id] = Segment(segment.generation, segment.bytes, address, memory)
+        return list(left)
 
     def _goodbye(self) -> None:
         """Whatever is held through this session ends now."""
@@ -325,6 +366,15 @@ class Session:
                 pass  # there may be no daemon any more
         self._welcomed = False
         self.control.close()
+
+
+def _descriptors_of(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    descriptors: list[int] = []
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            count = len(content) // 4
+            descriptors.extend(memoryview(content[: count * 4]).cast("i").tolist())
+    return descriptors
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

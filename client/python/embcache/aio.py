@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from embcache import _fast
 from embcache import _operations as ops
 from embcache._base import Base, BaseReservation
 from embcache._session import (
@@ -47,8 +48,10 @@ class Client(Base):
     ) -> Hit | None:
         try:
             session = self._connection.session()
-            operation = ops.get(session, key, expect, place)
-            return self._count_get(await self._run(session, operation))
+            hit = _fast.get(session, key, expect) if place == "any" else None
+            return self._count_get(
+                hit or await self._run(session, ops.get(session, key, expect, place))
+            )
         except CacheError as error:
             self._failed(error, misses=1)
             return None

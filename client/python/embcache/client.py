@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from embcache import _fast
 from embcache import _operations as ops
 from embcache._base import Base, BaseReservation
 from embcache._session import Session
@@ -60,7 +61,8 @@ class Client(Base):
         """None is a miss. With `device_memory`, place="host" asks for bytes that the CPU can read."""
         try:
             session = self._connection.session()
-            return self._count_get(_run(session, ops.get(session, key, expect, place)))
+            hit = _fast.get(session, key, expect) if place == "any" else None
+            return self._count_get(hit or _run(session, ops.get(session, key, expect, place)))
         except CacheError as error:
             self._failed(error, misses=1)
             return None

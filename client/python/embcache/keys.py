@@ -71,6 +71,10 @@ class Key:
         if not isinstance(self.variant, bytes) or len(self.variant) > 1024:
             raise ValueError("variant: must be at most 1024 bytes; see embcache.keys.variant()")
 
+    def __reduce__(self) -> tuple[type[Key], tuple[str, bytes, bytes]]:
+        # Without what this process keeps with it.
+        return Key, (self.model, self.content_hash, self.variant)
+
     @classmethod
     def of(cls, model: str, value: int | str | bytes, variant: bytes = b"") -> Key:
         """A key of a hash in any of the forms of `content_hash()`."""

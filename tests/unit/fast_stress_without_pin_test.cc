@@ -1,0 +1,15 @@
+// A control: without the pin, the stress must find a violation.
+#define EMBCACHE_FAST_WITHOUT_PIN
+#include "tests/unit/fast_stress.h"
+
+namespace embcache {
+namespace {
+
+TEST(FastStressTest, AMissingPinIsFoundOut) {
+  FastStress stress;
+  stress.Run(UINT64_MAX, absl::Seconds(120));
+  EXPECT_GT(stress.violations(), 0u) << "in " << stress.hits() << " hits";
+}
+
+}  // namespace
+}  // namespace embcache
