@@ -1,8 +1,8 @@
 // PutGate: lets background work step aside while clients put.
 //
 // A put is mostly one large copy by the client, and the writer of L3 moves each byte several times:
-// side by side they halve each other's memory bandwidth. The cache says when a put is under way; the
-// writer asks between pieces of its work and waits, a little.
+// side by side they halve each other's memory bandwidth. The cache says when a put is under way;
+// the writer asks between pieces of its work and waits, a little.
 //
 // Thread-safe. Set never blocks.
 

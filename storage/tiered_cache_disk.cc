@@ -202,8 +202,8 @@ void TieredCache::QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, Af
   KickPersistLocked(after);
 }
 
-// Once half of the queue is in use, or somebody waits for it, the store goes first: what does not fit
-// would be dropped.
+// Once half of the queue is in use, or somebody waits for it, the store goes first: what does not
+// fit would be dropped.
 void TieredCache::SetGateLocked() {
   if (deps_.gate == nullptr) return;
   const bool pressed = !flushes_.empty() || queue_.bytes() > options_.l3_queue_bytes / 2 ||

@@ -41,9 +41,9 @@ uint64_t AnonymousMiB(pid_t pid) {
 }  // namespace
 
 absl::Status L3Memory(Report* report) {
-  testing_support::DaemonProcess daemon(
-      {"--l3-dir={dir}/l3", "--l3-capacity=8GiB", "--l1-capacity=1GiB",
-       absl::StrCat("--l3-queue-bytes=", kQueueMiB, "MiB")});
+  testing_support::DaemonProcess daemon({"--l3-dir={dir}/l3", "--l3-capacity=8GiB",
+                                         "--l1-capacity=1GiB",
+                                         absl::StrCat("--l3-queue-bytes=", kQueueMiB, "MiB")});
   absl::Status status = daemon.Start();
   if (!status.ok()) return status;
   auto client = daemon.Connect(client::Role::kWriter, "bench");
@@ -70,8 +70,8 @@ absl::Status L3Memory(Report* report) {
   report->Add({"l3-memory", static_cast<double>(peak - idle), "MiB", std::nullopt, std::nullopt,
                AtMost(kQueueMiB + 2 * kSegmentMiB),
                absl::StrCat("peak of the daemon's own memory above the ", idle,
-                            " MiB of an idle one; ", kPuts, " puts of 8 MiB, ",
-                            l3["writes"].dump(), " written, ", l3["dropped_writes"].dump(),
+                            " MiB of an idle one; ", kPuts, " puts of 8 MiB, ", l3["writes"].dump(),
+                            " written, ", l3["dropped_writes"].dump(),
                             " dropped; the queue may take 256 MiB, a segment file has 64")});
   return absl::OkStatus();
 }
