@@ -165,7 +165,7 @@ class Method final : public MethodBase {
       // or it could not, for the caller has gone away.
       if (answered_ && !ok && answered_ok_) TakeBack();
       CallGate* const gate = method_->gate_;
-      if (charged_ > 0) gate->answers.Refund(rpc_.peer(), charged_);
+      if (charged_ > 0) gate->answers.Refund(peer_, charged_);
       delete this;
       gate->CallGone();
     }
@@ -217,7 +217,8 @@ class Method final : public MethodBase {
     absl::Status Charge() {
       const uint64_t bytes = response_->ByteSizeLong();
       if (bytes < kCountedAnswerBytes) return absl::OkStatus();
-      absl::Status charged = method_->gate_->answers.Charge(rpc_.peer(), bytes, kRefusable);
+      peer_ = rpc_.peer();
+      absl::Status charged = method_->gate_->answers.Charge(peer_, bytes, kRefusable);
       if (charged.ok()) {
         charged_ = bytes;
       } else {
@@ -242,6 +243,7 @@ class Method final : public MethodBase {
     Response* const response_;
     CallContext context_;
     uint64_t charged_ = 0;  // of the answer, until it has left
+    std::string peer_;      // who was charged; a call that has ended no longer knows
     bool answered_ = false;
     bool answered_ok_ = false;
   };
