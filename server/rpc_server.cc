@@ -18,6 +18,7 @@
 #include "embcache/v1/admin.grpc.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 #include "google/protobuf/arena.h"
+#include "grpc/grpc.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
@@ -370,6 +371,13 @@ absl::Status RpcServer::Impl::Bind() {
 absl::Status RpcServer::Impl::StartGrpc() {
   // A setting of the process that takes effect in the builders made from now on.
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  // For good: the end of gRPC's last object would otherwise wait for a thread that may be looking
+  // for ten seconds at a connection whose client did not read.
+  static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+  static_cast<void>(kept);
   grpc::ServerBuilder builder;
   SetArguments(&builder);
   if (over_network_) {
