@@ -18,6 +18,7 @@
 #include "embcache/v1/admin.grpc.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 #include "google/protobuf/arena.h"
+#include "grpc/grpc.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
@@ -165,7 +166,7 @@ class Method final : public MethodBase {
       // or it could not, for the caller has gone away.
       if (answered_ && !ok && answered_ok_) TakeBack();
       CallGate* const gate = method_->gate_;
-      if (charged_ > 0) gate->answers.Refund(rpc_.peer(), charged_);
+      if (charged_ > 0) gate->answers.Refund(peer_, charged_);
       delete this;
       gate->CallGone();
     }
@@ -217,7 +218,8 @@ class Method final : public MethodBase {
     absl::Status Charge() {
       const uint64_t bytes = response_->ByteSizeLong();
       if (bytes < kCountedAnswerBytes) return absl::OkStatus();
-      absl::Status charged = method_->gate_->answers.Charge(rpc_.peer(), bytes, kRefusable);
+      peer_ = rpc_.peer();
+      absl::Status charged = method_->gate_->answers.Charge(peer_, bytes, kRefusable);
       if (charged.ok()) {
         charged_ = bytes;
       } else {
@@ -242,6 +244,7 @@ class Method final : public MethodBase {
     Response* const response_;
     CallContext context_;
     uint64_t charged_ = 0;  // of the answer, until it has left
+    std::string peer_;      // who was charged; a call that has ended no longer knows
     bool answered_ = false;
     bool answered_ok_ = false;
   };
@@ -371,6 +374,13 @@ absl::Status RpcServer::Impl::Bind() {
 absl::Status RpcServer::Impl::StartGrpc() {
   // A setting of the process that takes effect in the builders made from now on.
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  // For good: the end of gRPC's last object would otherwise wait for a thread that may be looking
+  // for ten seconds at a connection whose client did not read.
+  static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+  static_cast<void>(kept);
   grpc::ServerBuilder builder;
   SetArguments(&builder);
   if (over_network_) {
