@@ -48,7 +48,9 @@ class Daemon:
         self.start()
 
     def start(self) -> None:
-        flags = ["--device=host", "--l1-capacity=64MiB", "--l3-write=off", *self._flags]
+        flags = ["--l3-write=off", *self._flags]
+        if not any(flag.startswith("--device") for flag in flags):
+            flags += ["--device=host", "--l1-capacity=64MiB"]
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
                 [*self._launcher, EMBCACHED, "--socket-dir", self.directory, *flags],
@@ -129,6 +131,12 @@ def fake_cuda() -> Iterator[FakeCuda]:
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="embcache-fake-cuda.", dir=base) as directory:
         yield FakeCuda(library, directory)
+
+
+@pytest.fixture
+def fake(fake_cuda: FakeCuda) -> FakeCuda:
+    fake_cuda.reset()
+    return fake_cuda
 
 
 @pytest.fixture

@@ -4,25 +4,21 @@ process and memory of this one. The whole way through the daemon is in cuda_daem
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_cuda import FakeCuda, Peer
+from fake_cuda import FakeCuda, Interface, Peer
 
 import embcache
 from embcache import _cuda, _dlpack, cuda
 from embcache.tensors import TensorSpec
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def fake(fake_cuda: FakeCuda) -> FakeCuda:
-    fake_cuda.reset()
-    return fake_cuda
 
 
 @pytest.fixture
@@ -39,15 +35,6 @@ def announced(exporter: Peer, text: str) -> bytes:
 
 def uuid() -> str:
     return _cuda.driver().uuids[0]
-
-
-class Interface:
-    """A tensor that has __cuda_array_interface__ alone."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], typestr: str, **more: Any) -> None:
-        self.__cuda_array_interface__ = {
-            "version": 3, "data": (address, False), "shape": shape, "typestr": typestr, **more
-        }
 
 
 def view(segment: _cuda.Segment, spec: TensorSpec) -> cuda.CudaTensorView:
@@ -190,9 +177,6 @@ def test_memory_that_cannot_be_exported_says_what_to_do_instead(fake: FakeCuda) 
 
 
 def test_without_a_driver_the_client_says_so() -> None:
-    import os
-    import sys
-
     program = "import embcache; embcache.Client('/nowhere', device_memory=True)"
     environment = {k: v for k, v in os.environ.items() if "FAKE_CUDA" not in k}
     done = subprocess.run(

@@ -28,6 +28,10 @@ class FakeCuda:
         path = os.pathsep.join([str(self.library.parent), os.environ.get("LD_LIBRARY_PATH", "")])
         return {**os.environ, "LD_LIBRARY_PATH": path.rstrip(os.pathsep)}
 
+    def launcher(self) -> tuple[str, ...]:
+        """What to start another process with, so that it finds the fake driver."""
+        return ("env", "LD_LIBRARY_PATH=" + self.environment()["LD_LIBRARY_PATH"])
+
     @staticmethod
     def _ok(code: int) -> None:
         assert code == 0, f"CUDA error {code}"
@@ -79,6 +83,9 @@ class FakeCuda:
     def set_delay_us(self, delay: int) -> None:
         self._cuda.fakecuda_set_delay_us(ctypes.c_uint64(delay))
 
+    def set_vram(self, nbytes: int) -> None:
+        self._cuda.fakecuda_set_vram(0, ctypes.c_uint64(nbytes))
+
     def set_exportable(self, exportable: bool) -> None:
         self._cuda.fakecuda_set_exportable(int(exportable))
 
@@ -110,3 +117,12 @@ class Peer:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+class Interface:
+    """A tensor that has __cuda_array_interface__ alone."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], typestr: str, **more: Any) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3, "data": (address, False), "shape": shape, "typestr": typestr, **more
+        }

@@ -285,7 +285,7 @@ def put(session: Session, item: pb.PutItem, sources: Sources) -> Operation[None]
         source is not None and isinstance(source[1], cuda.CudaSource)
         for source in sources.values()
     )
-    place = "device" if on_device and session.options.device_memory else "host"
+    place = "device" if on_device and session.has_device else "host"
     reserved = yield from reserve(session, item, place)
 
     def copy() -> None:

@@ -198,6 +198,11 @@ class Session:
         self.held.discard(hold)
         return False
 
+    @property
+    def has_device(self) -> bool:
+        """Whether this session is served from device memory."""
+        return bool(self._device)
+
     def lose(self) -> None:
         """The connection is over. From here on pins alone keep device memory open: until it is
         closed, a daemon started anew may find no memory on the device."""
