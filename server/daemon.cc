@@ -97,6 +97,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   if (absl::Status opened = daemon->OpenDirectory(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenCache(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenSockets(); !opened.ok()) return opened;
+  if (absl::Status opened = daemon->OpenHttp(); !opened.ok()) return opened;
   spdlog::info("embcached " EMBCACHE_VERSION " serves {}: L1 {} bytes, L2 {} bytes, L3 {}",
                config.socket_dir, config.l1_capacity_bytes, config.l2_capacity_bytes,
                config.l3_enabled() ? config.l3_dir : "off");
@@ -160,6 +161,7 @@ absl::Status Daemon::OpenCache() {
 }
 
 absl::Status Daemon::OpenSockets() {
+  history_ = std::make_unique<StatsHistory>(cache_.get(), SystemClock());
   CacheServiceDeps deps;
   deps.cache = cache_.get();
   deps.registry = registry_.get();
@@ -189,7 +191,10 @@ absl::Status Daemon::OpenSockets() {
   control.allowed_gids = {config_.allow_gids.begin(), config_.allow_gids.end()};
   auto socket = ControlSocket::Start(
       std::move(control), registry_.get(), [this] { return MakeWelcome(); },
-      [cache = cache_.get()] { cache->Tick(); });
+      [cache = cache_.get(), history = history_.get()] {
+        cache->Tick();
+        history->Tick();
+      });
   if (!socket.ok()) return socket.status();
   control_ = *std::move(socket);
 
@@ -197,6 +202,26 @@ absl::Status Daemon::OpenSockets() {
   serving_ = rpc_.get();
   rpc_->SetServing(true);
   if (draining_) rpc_->SetServing(false);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::OpenHttp() {
+  absl::StatusOr<HttpAddress> address = ParseHttpAddress(config_.http_address, config_.socket_dir);
+  if (!address.ok()) return InContext("--http-address", address.status());
+  if (address->kind == HttpAddress::Kind::kOff) return absl::OkStatus();
+  pages_ = std::make_unique<OperatorPages>(OperatorPages::Deps{.service = cache_service_.get(),
+                                                               .admin = admin_service_.get(),
+                                                               .cache = cache_.get(),
+                                                               .history = history_.get(),
+                                                               .clock = SystemClock()});
+  HttpOptions options;
+  options.address = *std::move(address);
+  options.mode = config_.socket_mode;
+  auto endpoint = HttpEndpoint::Start(
+      options, [pages = pages_.get()](absl::string_view path) { return pages->Answer(path); });
+  if (!endpoint.ok()) return InContext("--http-address", endpoint.status());
+  http_ = *std::move(endpoint);
+  spdlog::info("metrics and status page on {}", http_->address().ToString());
   return absl::OkStatus();
 }
 
@@ -242,6 +267,8 @@ absl::Status Daemon::FlushL3() {
 }
 
 absl::Status Daemon::Stop() {
+  http_.reset();
+  pages_.reset();
   if (control_ != nullptr) control_->Stop();
   control_.reset();
   serving_ = nullptr;
@@ -254,6 +281,7 @@ absl::Status Daemon::Stop() {
   admin_service_.reset();
   cache_service_.reset();
   registry_.reset();
+  history_.reset();
   cache_.reset();
   store_.reset();
   io_.reset();

@@ -21,8 +21,11 @@
 #include "server/cache_service.h"
 #include "server/config.h"
 #include "server/control_socket.h"
+#include "server/http_endpoint.h"
+#include "server/operator_pages.h"
 #include "server/rpc_server.h"
 #include "server/session_registry.h"
+#include "server/stats_history.h"
 #include "server/unique_fd.h"
 #include "storage/executor.h"
 #include "storage/persistent_store.h"
@@ -50,6 +53,9 @@ class Daemon {
   // Whether no session holds a lease or a reservation any more.
   bool drained() const;
 
+  // The HTTP endpoint's; nullptr when it is off.
+  const HttpAddress* http_address() const { return http_ ? &http_->address() : nullptr; }
+
   // Closes the sockets, ends every session and writes what is queued to L3. The error is the SSD's.
   // Does not wait for leases: see drained. Idempotent.
   absl::Status Stop();
@@ -61,6 +67,7 @@ class Daemon {
   absl::Status OpenDirectory();
   absl::Status OpenCache();
   absl::Status OpenSockets();
+  absl::Status OpenHttp();
   WelcomeInfo MakeWelcome() const;
 
   const Config config_;
@@ -75,11 +82,14 @@ class Daemon {
   std::unique_ptr<ThreadPoolExecutor> io_;
   std::unique_ptr<PersistentStore> store_;
   std::unique_ptr<TieredCache> cache_;
+  std::unique_ptr<StatsHistory> history_;
   std::unique_ptr<SessionRegistry> registry_;
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<RpcServer> rpc_;
   std::unique_ptr<ControlSocket> control_;
+  std::unique_ptr<OperatorPages> pages_;
+  std::unique_ptr<HttpEndpoint> http_;  // null: off
 };
 
 // What embcached exits with when Start or Stop gave `status`.

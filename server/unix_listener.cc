@@ -45,10 +45,10 @@ absl::Status CheckSocketPath(absl::string_view path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, mode_t mode) {
+absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, mode_t mode, int type) {
   if (absl::Status ok = CheckSocketPath(path); !ok.ok()) return ok;
   UnixListener listener;
-  listener.fd_ = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  listener.fd_ = UniqueFd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.fd_) return ErrnoStatus("socket for", path);
   if (absl::Status ok = RemoveStaleSocket(path); !ok.ok()) return ok;
 

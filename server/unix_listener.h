@@ -1,9 +1,10 @@
-// UnixListener: a listening SOCK_SEQPACKET socket bound to a path. When destroyed it unlinks the
+// UnixListener: a listening socket bound to a path. When destroyed it unlinks the
 // path, but only while the path still names what it bound. Not thread-safe.
 
 #ifndef EMBCACHE_SERVER_UNIX_LISTENER_H_
 #define EMBCACHE_SERVER_UNIX_LISTENER_H_
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <string>
@@ -23,7 +24,8 @@ class UnixListener {
   // Replaces a socket left at `path` by a dead process; anything else there is FAILED_PRECONDITION.
   // `mode` is the access the socket file gives, whatever the umask.
   // REQUIRES: the caller holds a lock that keeps live daemons from sharing the path.
-  static absl::StatusOr<UnixListener> Bind(const std::string& path, mode_t mode);
+  static absl::StatusOr<UnixListener> Bind(const std::string& path, mode_t mode,
+                                           int type = SOCK_SEQPACKET);
   UnixListener(UnixListener&& other) noexcept;
   UnixListener& operator=(UnixListener&&) = delete;
   ~UnixListener();
