@@ -211,7 +211,7 @@ std::vector<v1::ModelStats> Metrics::LabelledModels(const v1::StatsResponse& sta
   std::map<std::string, v1::ModelStats> sums;
   for (const v1::ModelStats* model : by_gets) {
     std::string label = ReadableLabel(model->model());
-    if (labelled_.size() < kMaxModels) labelled_.insert(label);
+    if (label != kOtherModels && labelled_.size() < kMaxModels) labelled_.insert(label);
     if (labelled_.count(label) == 0) label = std::string(kOtherModels);
     v1::ModelStats& sum = sums[label];
     sum.set_model(label);

@@ -167,12 +167,13 @@
 
   const showTables = (data) => {
     const { stats } = data;
-    const models = [...stats.models].sort((a, b) => b.gets - a.gets).slice(0, 15);
+    const known = stats.models.filter((m) => m.gets + m.saves + m.entries > 0);
+    const models = [...known].sort((a, b) => b.gets - a.gets).slice(0, 15);
     table($("models"), "Models by lookups",
       [["Model"], ["Lookups"], ["Hit ratio"], ["Saved"], ["Puts"], ["In memory"]],
       models.map((m) => [m.model, count(m.gets), percent(m.hits, m.gets), seconds(m.saved_us / 1e6),
         count(m.saves), `${count(m.entries)} / ${bytes(m.bytes)}`]));
-    const more = stats.models.length - models.length + data.models_left_out;
+    const more = known.length - models.length + data.models_left_out;
     $("models-note").textContent = models.length === 0 ? "No model yet."
       : more > 0 ? `And ${count(more)} more.` : "";
 

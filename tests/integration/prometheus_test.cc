@@ -129,6 +129,18 @@ TEST_F(PrometheusTest, ARealOneScrapesItAndKnowsTheHitRatio) {
   EXPECT_EQ(answer["data"]["result"][0]["value"][1], "0.75") << answer;
 }
 
+TEST_F(PrometheusTest, EveryMetricIsInTheDocumentation) {
+  const std::string page = Get("/metrics").body;
+  const std::string text = ReadFile(std::string(kDeploy) + "/../docs/operations.md");
+  static const std::regex type("# TYPE (\\S+) ");
+  int metrics = 0;
+  for (std::sregex_iterator it(page.begin(), page.end(), type), end; it != end; ++it, ++metrics) {
+    EXPECT_NE(text.find(absl::StrCat("`", (*it)[1].str(), "`")), std::string::npos)
+        << (*it)[1].str();
+  }
+  EXPECT_GT(metrics, 40);
+}
+
 // Every metric named in `text` is on the page.
 void ExpectKnown(const std::string& text, const std::string& page) {
   static const std::regex name("(embcache|process)_[a-z0-9_]+");
@@ -195,7 +207,8 @@ TEST_F(PrometheusTest, ReadyTurnsToUnavailableWhileDrainingAndHealthStays) {
   daemon_.Signal(SIGTERM);
   EXPECT_TRUE(Becomes([&] { return Get("/readyz").status == 503; }));
   EXPECT_EQ(Get("/healthz").status, 200);
-  EXPECT_NE(Get("/metrics").body.find("\nembcache_draining 1\n"), std::string::npos);
+  EXPECT_TRUE(Becomes(
+      [&] { return Get("/metrics").body.find("\nembcache_draining 1\n") != std::string::npos; }));
 }
 
 }  // namespace
