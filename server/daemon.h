@@ -53,8 +53,7 @@ class Daemon {
   // Whether no session holds a lease or a reservation any more.
   bool drained() const;
 
-  // The HTTP endpoint's; nullptr when it is off.
-  const HttpAddress* http_address() const { return http_ ? &http_->address() : nullptr; }
+  int tcp_port() const { return tcp_rpc_ == nullptr ? 0 : tcp_rpc_->tcp_port(); }
 
   // Closes the sockets, ends every session and writes what is queued to L3. The error is the SSD's.
   // Does not wait for leases: see drained. Idempotent.
@@ -68,12 +67,18 @@ class Daemon {
   absl::Status OpenCache();
   absl::Status OpenSockets();
   absl::Status OpenHttp();
+  RpcServerOptions MakeRpcOptions() const;
+  absl::Status OpenTcp();
   WelcomeInfo MakeWelcome() const;
+  void SetServing(bool serving);
 
   const Config config_;
   const Token epoch_;
   std::atomic<bool> draining_ = false;
-  std::atomic<RpcServer*> serving_ = nullptr;  // rpc_, once Drain may use it
+  std::atomic<bool> serving_ = false;  // Drain may use the servers
+
+  SocketAccess access_;
+  PeerRules peers_;
 
   // In the order of construction; each uses only what stands above it.
   UniqueFd lock_;
@@ -87,6 +92,7 @@ class Daemon {
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<RpcServer> tcp_rpc_;  // null without --tcp-address
   std::unique_ptr<ControlSocket> control_;
   std::unique_ptr<OperatorPages> pages_;
   std::unique_ptr<HttpEndpoint> http_;  // null: off

@@ -1,65 +1,25 @@
 #include "server/http_endpoint.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <microhttpd.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/tcp_listener.h"
 #include "server/unique_fd.h"
-#include "server/unix_listener.h"
 
 namespace embcache {
 namespace {
 
-constexpr int kBacklog = 64;
 // Of one connection: request head and buffers. An answer's body is not counted.
 constexpr size_t kConnectionBytes = 16 << 10;
-
-bool IsIpv6(absl::string_view host) { return absl::StrContains(host, ':'); }
-
-absl::StatusOr<UniqueFd> ListenTcp(HttpAddress* address) {
-  const auto failed = [&](absl::string_view what) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot ", what, " ", address->ToString(), ": ", std::strerror(errno)));
-  };
-  sockaddr_storage storage = {};
-  socklen_t size = 0;
-  if (IsIpv6(address->host)) {
-    auto* v6 = reinterpret_cast<sockaddr_in6*>(&storage);
-    v6->sin6_family = AF_INET6;
-    v6->sin6_port = htons(address->port);
-    inet_pton(AF_INET6, address->host.c_str(), &v6->sin6_addr);
-    size = sizeof(*v6);
-  } else {
-    auto* v4 = reinterpret_cast<sockaddr_in*>(&storage);
-    v4->sin_family = AF_INET;
-    v4->sin_port = htons(address->port);
-    inet_pton(AF_INET, address->host.c_str(), &v4->sin_addr);
-    size = sizeof(*v4);
-  }
-  UniqueFd fd(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) return failed("open a socket for");
-  const int on = 1;
-  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  auto* const generic = reinterpret_cast<sockaddr*>(&storage);
-  if (bind(fd.get(), generic, size) != 0) return failed("bind");
-  if (listen(fd.get(), kBacklog) != 0) return failed("listen on");
-  if (getsockname(fd.get(), generic, &size) != 0) return failed("ask for");
-  address->port =
-      ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&storage)->sin6_port
-                                          : reinterpret_cast<sockaddr_in*>(&storage)->sin_port);
-  return fd;
-}
 
 struct ResponseDeleter {
   void operator()(MHD_Response* response) const { MHD_destroy_response(response); }
@@ -84,21 +44,22 @@ MHD_Result Queue(MHD_Connection* connection, const HttpResponse& answer) {
 
 class MicroHttpEndpoint : public HttpEndpoint {
  public:
-  MicroHttpEndpoint(HttpAddress address, HttpHandler handler)
-      : address_(std::move(address)), handler_(std::move(handler)) {}
+  MicroHttpEndpoint(const HttpOptions& options, HttpHandler handler)
+      : address_(options.address), peers_(options.peers), handler_(std::move(handler)) {}
 
   absl::Status Open(const HttpOptions& options) {
     UniqueFd listening;
     if (address_.kind == HttpAddress::Kind::kUnix) {
       absl::StatusOr<UnixListener> bound =
-          UnixListener::Bind(address_.path, options.mode, SOCK_STREAM);
+          UnixListener::Bind(address_.path, SOCK_STREAM, options.access);
       if (!bound.ok()) return bound.status();
       unix_.emplace(*std::move(bound));
       listening = UniqueFd(fcntl(unix_->fd(), F_DUPFD_CLOEXEC, 0));
     } else {
-      absl::StatusOr<UniqueFd> bound = ListenTcp(&address_);
+      absl::StatusOr<TcpListener> bound = TcpListener::Bind(address_.ToString());
       if (!bound.ok()) return bound.status();
-      listening = *std::move(bound);
+      address_.port = bound->port();
+      listening = UniqueFd(fcntl(bound->fd(), F_DUPFD_CLOEXEC, 0));
     }
     const auto timeout = static_cast<unsigned>(absl::ToInt64Seconds(options.idle_timeout));
     // From here on the descriptor is libmicrohttpd's, which closes it when it stops.
@@ -135,11 +96,22 @@ class MicroHttpEndpoint : public HttpEndpoint {
     if (method != "GET" && method != "HEAD") {
       return {.status = 405, .body = "only GET and HEAD\n", .headers = {{"Allow", "GET, HEAD"}}};
     }
+    if (address_.kind == HttpAddress::Kind::kUnix && !IsAllowed(connection)) {
+      return {.status = 403, .body = "--allow-uid and --allow-gid do not name you\n"};
+    }
     const char* const host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Host");
     if (address_.loopback() && !IsOwnName(host == nullptr ? "" : host)) {
       return {.status = 403, .body = "this endpoint answers to localhost and its address only\n"};
     }
     return handler_(path);
+  }
+
+  bool IsAllowed(MHD_Connection* connection) const {
+    const MHD_ConnectionInfo* const info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    if (info == nullptr) return false;
+    const std::optional<Peer> peer = ReadPeer(info->connect_fd, peers_);
+    return peer.has_value() && peer->allowed;
   }
 
   // A page in somebody's browser could otherwise have its own name resolve to 127.0.0.1 and read.
@@ -150,10 +122,11 @@ class MicroHttpEndpoint : public HttpEndpoint {
     }
     absl::ConsumePrefix(&host, "[");
     absl::ConsumeSuffix(&host, "]");
-    return host.empty() || host == "localhost" || host == address_.host;
+    return host.empty() || IsLoopback(host);
   }
 
   HttpAddress address_;
+  const PeerRules peers_;
   const HttpHandler handler_;
   std::optional<UnixListener> unix_;
   std::unique_ptr<MHD_Daemon, DaemonDeleter> daemon_;
@@ -161,9 +134,7 @@ class MicroHttpEndpoint : public HttpEndpoint {
 
 }  // namespace
 
-bool HttpAddress::loopback() const {
-  return kind == Kind::kTcp && (absl::StartsWith(host, "127.") || host == "::1");
-}
+bool HttpAddress::loopback() const { return kind == Kind::kTcp && IsLoopback(host); }
 
 std::string HttpAddress::ToString() const {
   switch (kind) {
@@ -174,7 +145,8 @@ std::string HttpAddress::ToString() const {
     case Kind::kTcp:
       break;
   }
-  return IsIpv6(host) ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+  return absl::StrContains(host, ':') ? absl::StrCat("[", host, "]:", port)
+                                      : absl::StrCat(host, ":", port);
 }
 
 absl::StatusOr<HttpAddress> ParseHttpAddress(absl::string_view text, absl::string_view socket_dir) {
@@ -192,28 +164,17 @@ absl::StatusOr<HttpAddress> ParseHttpAddress(absl::string_view text, absl::strin
     address.path = std::string(rest);
     return address;
   }
+  absl::StatusOr<TcpAddress> tcp = ParseTcpAddress(text);
+  if (!tcp.ok()) return absl::InvalidArgumentError("must be off, unix, unix:/path or host:port");
   address.kind = HttpAddress::Kind::kTcp;
-  const size_t colon = rest.rfind(':');
-  uint32_t port = 0;
-  if (colon == absl::string_view::npos || !absl::SimpleAtoi(rest.substr(colon + 1), &port) ||
-      port > 65535) {
-    return absl::InvalidArgumentError("must be off, unix, unix:/path or host:port");
-  }
-  absl::string_view host = rest.substr(0, colon);
-  if (host == "localhost") host = "127.0.0.1";
-  const bool brackets = absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
-  address.host = std::string(host);
-  address.port = static_cast<uint16_t>(port);
-  in6_addr parsed;
-  if (inet_pton(brackets ? AF_INET6 : AF_INET, address.host.c_str(), &parsed) != 1) {
-    return absl::InvalidArgumentError("the host must be an IP address (IPv6 in []) or localhost");
-  }
+  address.host = std::move(tcp->host);
+  address.port = std::atoi(tcp->port.c_str());
   return address;
 }
 
 absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const HttpOptions& options,
                                                                   HttpHandler handler) {
-  auto endpoint = std::make_unique<MicroHttpEndpoint>(options.address, std::move(handler));
+  auto endpoint = std::make_unique<MicroHttpEndpoint>(options, std::move(handler));
   if (absl::Status opened = endpoint->Open(options); !opened.ok()) return opened;
   return endpoint;
 }

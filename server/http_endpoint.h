@@ -8,9 +8,6 @@
 #ifndef EMBCACHE_SERVER_HTTP_ENDPOINT_H_
 #define EMBCACHE_SERVER_HTTP_ENDPOINT_H_
 
-#include <sys/types.h>
-
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +18,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/peer.h"
+#include "server/unix_listener.h"
 
 namespace embcache {
 
@@ -28,8 +27,8 @@ struct HttpAddress {
   enum class Kind { kOff, kUnix, kTcp };
   Kind kind = Kind::kOff;
   std::string path;  // of the unix socket
-  std::string host;  // an IPv4 or IPv6 address
-  uint16_t port = 0;
+  std::string host;  // a name, or an IPv4 or IPv6 address
+  int port = 0;
 
   bool loopback() const;
   std::string ToString() const;
@@ -51,7 +50,8 @@ using HttpHandler = std::function<HttpResponse(absl::string_view path)>;
 
 struct HttpOptions {
   HttpAddress address;  // not kOff
-  mode_t mode = 0660;   // of the unix socket, whatever the umask
+  SocketAccess access;  // of the unix socket
+  PeerRules peers;      // who may ask there
   int max_connections = 64;
   absl::Duration idle_timeout = absl::Seconds(10);
 };

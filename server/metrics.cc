@@ -163,6 +163,18 @@ void WriteSessions(PrometheusText& page, const v1::StatsResponse& stats) {
           stats.claim_waits());
 }
 
+void WriteListeners(PrometheusText& page, const std::vector<MetricsInput::Listener>& listeners) {
+  page.Family("embcache_connections", MetricType::kGauge, "gRPC connections, by listener.");
+  for (const MetricsInput::Listener& listener : listeners) {
+    page.Sample({{"listener", listener.name}}, listener.connections);
+  }
+  page.Family("embcache_unread_answer_bytes", MetricType::kGauge,
+              "Answers that callers have not read yet, by listener.");
+  for (const MetricsInput::Listener& listener : listeners) {
+    page.Sample({{"listener", listener.name}}, listener.unread_bytes);
+  }
+}
+
 void WriteOperations(PrometheusText& page, const MetricsInput& input) {
   page.Family(
       "embcache_operation_duration_seconds", MetricType::kHistogram,
@@ -235,6 +247,7 @@ std::string Metrics::Render(const MetricsInput& input) {
   WriteTiers(page, stats, models);
   WriteL3(page, stats.l3());
   WriteSessions(page, stats);
+  WriteListeners(page, input.listeners);
   WriteOperations(page, input);
   WriteProcess(page, input.process);
   return page.Take();

@@ -8,6 +8,7 @@
 #define EMBCACHE_SERVER_METRICS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
@@ -25,7 +26,14 @@ struct MetricsInput {
     LatencyHistogram::Snapshot histogram;
   };
 
-  v1::StatsResponse stats;           // with models
+  struct Listener {
+    std::string name;  // "unix" or "tcp"
+    uint64_t connections = 0;
+    uint64_t unread_bytes = 0;
+  };
+
+  v1::StatsResponse stats;  // with models
+  std::vector<Listener> listeners;
   std::vector<Operation> durations;  // nanoseconds
   std::vector<Operation> sizes;      // bytes
   ProcessStats process;

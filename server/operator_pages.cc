@@ -74,6 +74,9 @@ std::string OperatorPages::MetricsText() {
     input.durations.push_back(Take(name, step->duration));
     input.sizes.push_back(Take(name, step->bytes));
   }
+  for (const auto& [name, rpc] : {std::pair{"unix", deps_.rpc}, std::pair{"tcp", deps_.tcp_rpc}}) {
+    if (rpc != nullptr) input.listeners.push_back({name, rpc->connections(), rpc->unread_bytes()});
+  }
   input.process = ReadProcessStats();
   return metrics_.Render(input);
 }
@@ -81,7 +84,9 @@ std::string OperatorPages::MetricsText() {
 std::string OperatorPages::StatsJson() {
   v1::StatsResponse stats = FreshStats();
   v1::SessionsResponse sessions;
-  deps_.admin->Sessions({}, v1::SessionsRequest(), &sessions, [](const absl::Status&) {});
+  const bool local = deps_.caller != Caller::kNetwork;
+  deps_.admin->Sessions({.caller = deps_.caller}, v1::SessionsRequest(), &sessions,
+                        [](const absl::Status&) {});
   const size_t models_left = Truncate(
       stats.mutable_models(), kMaxModels,
       [](const v1::ModelStats& a, const v1::ModelStats& b) { return a.gets() > b.gets(); });
@@ -94,9 +99,10 @@ std::string OperatorPages::StatsJson() {
     absl::StrAppend(&session_list, session_list.size() == 1 ? "" : ",", MessageToJson(session));
   }
   return absl::StrCat("{\"unix_ms\":", absl::ToUnixMillis(deps_.clock->Now()),
-                      ",\"stats\":", MessageToJson(stats), ",\"models_left_out\":", models_left,
-                      ",\"sessions\":", session_list, "],\"sessions_left_out\":", sessions_left,
-                      ",\"problems\":", ProblemsJson(RecentProblems()),
+                      ",\"local\":", local ? "true" : "false", ",\"stats\":", MessageToJson(stats),
+                      ",\"models_left_out\":", models_left, ",\"sessions\":", session_list,
+                      "],\"sessions_left_out\":", sessions_left, ",\"problems\":",
+                      ProblemsJson(local ? RecentProblems() : std::vector<LogLine>()),
                       ",\"history\":", HistoryJson(deps_.history->Points()), "}\n");
 }
 

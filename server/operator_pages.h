@@ -17,8 +17,10 @@
 #include "absl/time/time.h"
 #include "server/admin_service.h"
 #include "server/cache_service.h"
+#include "server/call_context.h"
 #include "server/http_endpoint.h"
 #include "server/metrics.h"
+#include "server/rpc_server.h"
 #include "server/stats_history.h"
 #include "storage/clock.h"
 #include "storage/tiered_cache.h"
@@ -39,7 +41,11 @@ class OperatorPages {
     AdminService* admin = nullptr;
     const TieredCache* cache = nullptr;
     const StatsHistory* history = nullptr;
+    const RpcServer* rpc = nullptr;
+    const RpcServer* tcp_rpc = nullptr;  // null: there is none
     Clock* clock = nullptr;
+    // kNetwork: the sessions and the log are not shown.
+    Caller caller = Caller::kNetwork;
   };
   explicit OperatorPages(const Deps& deps) : deps_(deps) {}
 

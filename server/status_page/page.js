@@ -184,7 +184,8 @@
         s.pid > 0 ? String(s.pid) : "–", count(s.leases), count(s.reservations), bytes(s.pinned_bytes),
         seconds(s.age_ms / 1000)]));
     const others = data.sessions.length - sessions.length + data.sessions_left_out;
-    $("sessions-note").textContent = sessions.length === 0 ? "Nobody is connected."
+    $("sessions-note").textContent = !data.local ? "Not shown over the network."
+      : sessions.length === 0 ? "Nobody is connected."
       : others > 0 ? `And ${count(others)} more.` : "";
 
     table($("latencies"), "Latency by operation",
@@ -201,7 +202,7 @@
         make("div", {}, problem.message));
       return item;
     }));
-    $("problems-note").textContent = data.problems.length === 0 ? "None since start." : "";
+    $("problems-note").textContent = !data.local ? "Not shown over the network." : data.problems.length === 0 ? "None since start." : "";
   };
 
   const setState = (text, kind) => {

@@ -30,8 +30,10 @@ class HttpEndpointTest : public testing::Test {
   }
 
   void Start(absl::string_view address, int max_connections = 64,
-             absl::Duration idle_timeout = absl::Seconds(10)) {
+             absl::Duration idle_timeout = absl::Seconds(10), const PeerRules& peers = {}) {
+    endpoint_.reset();
     HttpOptions options;
+    options.peers = peers;
     options.address = *ParseHttpAddress(address, dir_);
     options.max_connections = max_connections;
     options.idle_timeout = idle_timeout;
@@ -43,7 +45,7 @@ class HttpEndpointTest : public testing::Test {
     endpoint_ = *std::move(endpoint);
   }
   std::string socket() const { return dir_ + "/http.sock"; }
-  uint16_t port() const { return endpoint_->address().port; }
+  uint16_t port() const { return static_cast<uint16_t>(endpoint_->address().port); }
 
   std::string dir_;
   std::unique_ptr<HttpEndpoint> endpoint_;
@@ -87,6 +89,13 @@ TEST_F(HttpEndpointTest, OnLoopbackItAnswersToItsOwnNamesOnly) {
     EXPECT_EQ(Request(ConnectTcp(port()), "/there", "GET", host).status, 200) << host;
   }
   EXPECT_EQ(Request(ConnectTcp(port()), "/there", "GET", "evil.example").status, 403);
+}
+
+TEST_F(HttpEndpointTest, WhoMayNotConnectGetsNothingOnTheUnixSocket) {
+  Start("unix", 64, absl::Seconds(10), PeerRules{.allowed_uids = {geteuid() + 1}});
+  EXPECT_EQ(GetUnix(socket(), "/there").status, 403);
+  Start("unix", 64, absl::Seconds(10), PeerRules{.allowed_uids = {geteuid()}});
+  EXPECT_EQ(GetUnix(socket(), "/there").status, 200);
 }
 
 TEST_F(HttpEndpointTest, ConnectionsThatSayNothingDoNotKeepOthersOut) {
@@ -144,7 +153,7 @@ TEST(HttpAddressTest, ReadsAllForms) {
   EXPECT_EQ(ParseHttpAddress("off", "/run")->kind, HttpAddress::Kind::kOff);
   EXPECT_EQ(ParseHttpAddress("unix", "/run")->ToString(), "unix:/run/http.sock");
   EXPECT_EQ(ParseHttpAddress("unix:/a/b", "/run")->path, "/a/b");
-  EXPECT_EQ(ParseHttpAddress("localhost:80", "")->ToString(), "127.0.0.1:80");
+  EXPECT_TRUE(ParseHttpAddress("localhost:80", "")->loopback());
   EXPECT_EQ(ParseHttpAddress("0.0.0.0:9464", "")->ToString(), "0.0.0.0:9464");
   EXPECT_EQ(ParseHttpAddress("[::1]:9464", "")->ToString(), "[::1]:9464");
   EXPECT_TRUE(ParseHttpAddress("[::1]:9464", "")->loopback());
@@ -152,8 +161,8 @@ TEST(HttpAddressTest, ReadsAllForms) {
 }
 
 TEST(HttpAddressTest, RefusesWhatItCannotBind) {
-  for (const char* text : {"", "on", "9464", ":9464", "host:9464", "127.0.0.1", "127.0.0.1:x",
-                           "127.0.0.1:70000", "::1:9464", "unix:relative", "unix:"}) {
+  for (const char* text : {"", "on", "9464", ":9464", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000",
+                           "::1:9464", "unix:relative", "unix:"}) {
     EXPECT_EQ(ParseHttpAddress(text, "/run").status().code(), absl::StatusCode::kInvalidArgument)
         << text;
   }
