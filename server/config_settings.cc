@@ -13,6 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
 #include "server/device_choice.h"
+#include "server/http_endpoint.h"
 #include "server/tcp_listener.h"
 #include "storage/rocksdb_store.h"
 
@@ -241,6 +242,11 @@ Setting SocketMode() {
       [](uint32_t mode) { return absl::StrFormat("%04o", mode); });
 }
 
+absl::Status CheckHttpAddress(absl::string_view text) {
+  const absl::StatusOr<HttpAddress> address = ParseHttpAddress(text, /*socket_dir=*/"");
+  return address.ok() ? absl::OkStatus() : Bad(text, address.status().message());
+}
+
 absl::Status CheckDevice(absl::string_view device) {
   const absl::Status checked = CheckDeviceName(device);
   return checked.ok() ? checked : Bad(device, checked.message());
@@ -287,6 +293,10 @@ std::vector<Setting> PlaceAndMemorySettings() {
           "user who may connect; repeatable. Without allow-uid and allow-gid: everybody whom "
           "the socket's mode lets in"),
       Ids("allow-gid", &Config::allow_gids, "group whose members may connect; repeatable"),
+      Text("http-address", "ADDRESS", &Config::http_address,
+           "where metrics, probes and the status page are served: unix (http.sock in socket-dir), "
+           "unix:/path, host:port or off",
+           CheckHttpAddress),
       Text("device", "auto|host|cuda:INDEX|cuda:UUID", &Config::device,
            "where L1 lies: in host memory or in a device's; auto = the first device's, if there is "
            "one with room for L1, and an L2",

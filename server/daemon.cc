@@ -175,6 +175,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   if (absl::Status opened = daemon->OpenDirectory(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenCache(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenSockets(); !opened.ok()) return opened;
+  if (absl::Status opened = daemon->OpenHttp(); !opened.ok()) return opened;
   spdlog::info("embcached " EMBCACHE_VERSION " serves {}: L1 {} bytes, L2 {} bytes, L3 {}",
                config.socket_dir, config.l1_capacity_bytes, config.l2_capacity_bytes,
                config.l3_enabled() ? config.l3_dir : "off");
@@ -256,6 +257,7 @@ absl::Status Daemon::OpenCache() {
 }
 
 absl::Status Daemon::OpenSockets() {
+  history_ = std::make_unique<StatsHistory>(cache_.get(), SystemClock());
   CacheServiceDeps deps;
   deps.cache = cache_.get();
   deps.registry = registry_.get();
@@ -285,7 +287,10 @@ absl::Status Daemon::OpenSockets() {
   if (device_ != nullptr) control.device_uuid = device_->uuid();
   auto socket = ControlSocket::Start(
       std::move(control), registry_.get(), [this] { return MakeWelcome(); },
-      [cache = cache_.get()] { cache->Tick(); });
+      [cache = cache_.get(), history = history_.get()] {
+        cache->Tick();
+        history->Tick();
+      });
   if (!socket.ok()) return socket.status();
   control_ = *std::move(socket);
 
@@ -309,6 +314,33 @@ void Daemon::DeviceLost(const absl::Status& why) {
   }
   spdlog::error("{}; its entries are gone, L2 and L3 serve on; restart embcached to use it again",
                 std::string(why.message()));
+}
+
+absl::Status Daemon::OpenHttp() {
+  absl::StatusOr<HttpAddress> address = ParseHttpAddress(config_.http_address, config_.socket_dir);
+  if (!address.ok()) return InContext("--http-address", address.status());
+  if (address->kind == HttpAddress::Kind::kOff) return absl::OkStatus();
+  const bool local = address->kind == HttpAddress::Kind::kUnix || address->loopback();
+  OperatorPages::Deps deps;
+  deps.service = cache_service_.get();
+  deps.admin = admin_service_.get();
+  deps.cache = cache_.get();
+  deps.history = history_.get();
+  deps.rpc = rpc_.get();
+  deps.tcp_rpc = tcp_rpc_.get();
+  deps.clock = SystemClock();
+  deps.caller = local ? Caller::kLocal : Caller::kNetwork;
+  pages_ = std::make_unique<OperatorPages>(deps);
+  HttpOptions options;
+  options.address = *std::move(address);
+  options.access = access_;
+  options.peers = peers_;
+  auto endpoint = HttpEndpoint::Start(
+      options, [pages = pages_.get()](absl::string_view path) { return pages->Answer(path); });
+  if (!endpoint.ok()) return InContext("--http-address", endpoint.status());
+  http_ = *std::move(endpoint);
+  spdlog::info("metrics and status page on {}", http_->address().ToString());
+  return absl::OkStatus();
 }
 
 RpcServerOptions Daemon::MakeRpcOptions() const {
@@ -389,6 +421,8 @@ absl::Status Daemon::FlushL3() {
 }
 
 absl::Status Daemon::Stop() {
+  http_.reset();
+  pages_.reset();
   if (control_ != nullptr) control_->Stop();
   control_.reset();
   {
@@ -410,6 +444,7 @@ absl::Status Daemon::Stop() {
   const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
   if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
   registry_.reset();
+  history_.reset();
   cache_.reset();
   store_.reset();
   io_.reset();

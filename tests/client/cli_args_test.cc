@@ -34,8 +34,8 @@ constexpr char kNowhere[] = "--socket-dir=/nonexistent/embcache";
 constexpr char kHash[] = "--hash=00112233445566778899aabbccddeeff";
 
 const std::vector<std::string> kCommands = {
-    "put",    "get",     "contains", "rm",    "import", "export", "ls",        "stat", "sessions",
-    "health", "version", "clear",    "flush", "epoch",  "drain",  "log-level", "bench"};
+    "put",    "get",     "contains", "rm",    "import", "export", "ls",        "stat",  "sessions",
+    "health", "version", "clear",    "flush", "epoch",  "drain",  "log-level", "bench", "top"};
 
 TEST(CliArgsTest, HelpNamesEveryCommandAndTheExitCodes) {
   const Outcome outcome = RunCtl({"--help"});
@@ -74,6 +74,7 @@ TEST(CliArgsTest, WrongCommandLinesExitWithTwoAndSayWhy) {
       {"log-level", "loud"},
       {"stat", "--count=3"},
       {"stat", "--watch=0"},
+      {"top", "--interval=0"},
       {"bench", "everything"},
       {"bench", "--callers=0"},
       {"bench", "--bytes=none"},
@@ -108,6 +109,7 @@ TEST(CliArgsTest, WithoutADaemonEveryCommandExitsWithThree) {
       {"drain"},
       {"log-level", "debug"},
       {"bench", "--bytes=1KiB"},
+      {"top"},
   };
   ASSERT_EQ(commands.size(), kCommands.size());
   for (auto arguments : commands) {
