@@ -188,8 +188,7 @@ absl::Status Daemon::OpenSockets() {
   control.allowed_uids = {config_.allow_uids.begin(), config_.allow_uids.end()};
   control.allowed_gids = {config_.allow_gids.begin(), config_.allow_gids.end()};
   auto socket = ControlSocket::Start(
-      std::move(control), registry_.get(), [this] { return MakeWelcome(); },
-      [cache = cache_.get()] { cache->Tick(); });
+      std::move(control), registry_.get(), [this] { return MakeWelcome(); }, [this] { Tick(); });
   if (!socket.ok()) return socket.status();
   control_ = *std::move(socket);
 
@@ -227,6 +226,25 @@ void Daemon::Drain() {
 bool Daemon::drained() const {
   const RegistryStats stats = registry_->GetStats();
   return stats.leases == 0 && stats.reservations == 0;
+}
+
+void Daemon::Tick() {
+  cache_->Tick();
+  absl::AnyInvocable<void()> asked;
+  {
+    absl::MutexLock lock(&asked_mu_);
+    asked_.swap(asked);
+  }
+  if (asked) asked();
+}
+
+void Daemon::AskForSignOfLife(absl::AnyInvocable<void()> answer) {
+  // The control thread first, whose round takes the locks of sessions and cache; then the pollers.
+  absl::AnyInvocable<void()> question = [this, answer = std::move(answer)]() mutable {
+    rpc_->AskPollers(std::move(answer));
+  };
+  absl::MutexLock lock(&asked_mu_);
+  asked_.swap(question);
 }
 
 absl::Status Daemon::FlushL3() {

@@ -13,8 +13,11 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "gpu/host_copy_engine.h"
 #include "gpu/host_memory.h"
 #include "server/admin_service.h"
@@ -50,6 +53,11 @@ class Daemon {
   // Whether no session holds a lease or a reservation any more.
   bool drained() const;
 
+  // Has `answer` called once, when the control thread has gone round and every poller of the RPC
+  // server has shown that it answers; never, if one of them hangs. Returns at once. A question not
+  // answered yet is dropped. Thread-safe, but not to be called once Stop is.
+  void AskForSignOfLife(absl::AnyInvocable<void()> answer);
+
   // Closes the sockets, ends every session and writes what is queued to L3. The error is the SSD's.
   // Does not wait for leases: see drained. Idempotent.
   absl::Status Stop();
@@ -62,11 +70,16 @@ class Daemon {
   absl::Status OpenCache();
   absl::Status OpenSockets();
   WelcomeInfo MakeWelcome() const;
+  void Tick();
 
   const Config config_;
   const Token epoch_;
   std::atomic<bool> draining_ = false;
   std::atomic<RpcServer*> serving_ = nullptr;  // rpc_, once Drain may use it
+
+  absl::Mutex asked_mu_;
+  // What the control thread calls when it has gone round.
+  absl::AnyInvocable<void()> asked_ ABSL_GUARDED_BY(asked_mu_);
 
   // In the order of construction; each uses only what stands above it.
   UniqueFd lock_;

@@ -19,6 +19,7 @@
 #include "embcache/v1/embcache.grpc.pb.h"
 #include "google/protobuf/arena.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/alarm.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "server/health_service.h"
@@ -79,6 +80,29 @@ class Tag {
  public:
   virtual ~Tag() = default;
   virtual void Proceed(bool ok) = 0;
+};
+
+// A question to every poller.
+struct Question {
+  std::atomic<int> unanswered;
+  absl::AnyInvocable<void()> answer;
+};
+
+// Its copy for one of them: an event without a call.
+class QuestionTag final : public Tag {
+ public:
+  QuestionTag(std::shared_ptr<Question> question, grpc::CompletionQueue* queue)
+      : question_(std::move(question)) {
+    alarm_.Set(queue, gpr_inf_past(GPR_CLOCK_REALTIME), this);
+  }
+  void Proceed(bool) override {
+    if (question_->unanswered.fetch_sub(1, std::memory_order_acq_rel) == 1) question_->answer();
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<Question> question_;
+  grpc::Alarm alarm_;
 };
 
 class MethodBase {
@@ -235,6 +259,7 @@ class RpcServer::Impl {
 
   absl::Status Start();
   void SetServing(bool serving) { health_.SetServing(serving); }
+  void AskPollers(absl::AnyInvocable<void()> answer);
   void Shutdown(absl::Time deadline);
   int tcp_port() const { return tcp_port_; }
 
@@ -365,6 +390,13 @@ void RpcServer::Impl::Poll(int thread) {
   while (queue->Next(&tag, &ok)) static_cast<Tag*>(tag)->Proceed(ok);
 }
 
+void RpcServer::Impl::AskPollers(absl::AnyInvocable<void()> answer) {
+  const auto question = std::make_shared<Question>();
+  question->unanswered = static_cast<int>(queues_.size());
+  question->answer = std::move(answer);
+  for (const auto& queue : queues_) new QuestionTag(question, queue.get());
+}
+
 void RpcServer::Impl::Shutdown(absl::Time deadline) {
   if (std::exchange(stopped_, true)) return;
   if (server_ != nullptr) {
@@ -400,6 +432,9 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcServerOptio
 RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RpcServer::~RpcServer() = default;
 void RpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
+void RpcServer::AskPollers(absl::AnyInvocable<void()> answer) {
+  impl_->AskPollers(std::move(answer));
+}
 void RpcServer::Shutdown(absl::Time deadline) { impl_->Shutdown(deadline); }
 int RpcServer::tcp_port() const { return impl_->tcp_port(); }
 

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/admin_service.h"
@@ -50,6 +51,10 @@ class RpcServer {
 
   // What health answers. Calls are served in either case. Thread-safe.
   void SetServing(bool serving);
+
+  // Has `answer` called, once, when every poller has come round to it; never, if one of them hangs.
+  // Returns at once. Thread-safe, but not to be called once Shutdown is.
+  void AskPollers(absl::AnyInvocable<void()> answer);
 
   // Takes no new calls, lets those in flight finish until `deadline`, then cancels them towards
   // their clients, and returns when every handler has answered. Call it once, not from a handler.
