@@ -97,6 +97,14 @@ class Base:
         return True
 
     @property
+    def max_entry_bytes(self) -> int:
+        """Bytes of the largest entry that the daemon can hold in memory; 0 while disconnected."""
+        try:
+            return self._connection.session().limits.max_entry_bytes
+        except CacheError:
+            return 0
+
+    @property
     def epoch(self) -> bytes:
         """16 random bytes of the daemon's run; empty while disconnected."""
         try:
