@@ -1,5 +1,6 @@
 // size: how much memory and disk a cache needs. Needs no daemon.
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <memory>
@@ -187,6 +188,59 @@ CLI::Validator Time() {
       "a time of at most a year, as in 90s, 10m or 24h");
 }
 
+// The two ways to say how large an entry is.
+struct EntryOptions {
+  CLI::Option* entry;
+  CLI::Option* image;
+};
+
+EntryOptions AddEntryOptions(CLI::App* command, SizeArguments* arguments) {
+  EntryOptions options;
+  options.entry = command
+                      ->add_option("--entry", arguments->entry_bytes,
+                                   "Bytes of an entry; 2MiB may be written so")
+                      ->transform(CLI::AsSizeValue(false))
+                      ->check(CLI::PositiveNumber)
+                      ->type_name("SIZE");
+  options.image = command
+                      ->add_option("--image", arguments->image,
+                                   "Instead of --entry: the sides of an image in pixels")
+                      ->check(Check(
+                          [](const std::string& text) {
+                            double width = 0, height = 0;
+                            return ParseImage(text, &width, &height);
+                          },
+                          "WIDTHxHEIGHT"))
+                      ->excludes(options.entry)
+                      ->type_name("WIDTHxHEIGHT");
+  CLI::Option* const hidden =
+      command->add_option("--hidden", arguments->hidden, "With --image: values a row (token) has")
+          ->check(CLI::Range(1, 1 << 20))
+          ->needs(options.image);
+  options.image->needs(hidden);
+  command
+      ->add_option("--patch", arguments->patch, "With --image: pixels a row stands for, each way")
+      ->check(CLI::Range(1.0, 4096.0))
+      ->needs(options.image)
+      ->capture_default_str();
+  command->add_option("--value-bytes", arguments->value_bytes, "With --image: bytes of a value")
+      ->check(CLI::Range(1, 8))
+      ->needs(options.image)
+      ->capture_default_str();
+  return options;
+}
+
+void AddTimeOption(CLI::App* command, const std::string& name, const std::string& where,
+                   CLI::Option* rate, std::string* time) {
+  command
+      ->add_option(name, *time,
+                   absl::StrCat("How long after its last use an image is found ", where))
+      ->check(Time())
+      ->needs(rate)
+      ->type_name("TIME")
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void AddSizeCommand(CLI::App& app, const Context& context, Action* action) {
@@ -195,58 +249,22 @@ void AddSizeCommand(CLI::App& app, const Context& context, Action* action) {
       "size",
       "Say what capacities a traffic needs: from the rate of different images, or by replaying a "
       "trace against caches of several sizes that evict the least recently used. Needs no daemon");
-  CLI::Option* const entry = command->add_option("--entry", arguments->entry_bytes,
-                                                 "Bytes of an entry; 2MiB may be written so");
-  entry->transform(CLI::AsSizeValue(false))->check(CLI::PositiveNumber)->type_name("SIZE");
-  CLI::Option* const image = command->add_option(
-      "--image", arguments->image, "Instead of --entry: the sides of an image in pixels");
-  image
-      ->check(Check(
-          [](const std::string& text) {
-            double width = 0, height = 0;
-            return ParseImage(text, &width, &height);
-          },
-          "WIDTHxHEIGHT"))
-      ->excludes(entry)
-      ->type_name("WIDTHxHEIGHT");
-  CLI::Option* const hidden =
-      command->add_option("--hidden", arguments->hidden, "With --image: values a row (token) has")
-          ->check(CLI::Range(1, 1 << 20))
-          ->needs(image);
-  image->needs(hidden);
-  command
-      ->add_option("--patch", arguments->patch, "With --image: pixels a row stands for, each way")
-      ->check(CLI::Range(1.0, 4096.0))
-      ->needs(image)
-      ->capture_default_str();
-  command->add_option("--value-bytes", arguments->value_bytes, "With --image: bytes of a value")
-      ->check(CLI::Range(1, 8))
-      ->needs(image)
-      ->capture_default_str();
+  const EntryOptions sizes = AddEntryOptions(command, arguments.get());
   CLI::Option* const rate = command
                                 ->add_option("--distinct-per-hour", arguments->per_hour,
                                              "Different images that come in an hour")
                                 ->check(CLI::Range(0.001, 1e12))
                                 ->type_name("N");
-  for (const auto& [name, time, tiers] :
-       {std::make_tuple("--l1-for", &arguments->l1_for, "in L1"),
-        std::make_tuple("--l2-for", &arguments->l2_for, "in L1 or L2"),
-        std::make_tuple("--l3-for", &arguments->l3_for, "at all")}) {
-    command
-        ->add_option(name, *time,
-                     absl::StrCat("How long after its last use an image is found ", tiers))
-        ->check(Time())
-        ->needs(rate)
-        ->type_name("TIME")
-        ->capture_default_str();
-  }
+  AddTimeOption(command, "--l1-for", "in L1", rate, &arguments->l1_for);
+  AddTimeOption(command, "--l2-for", "in L1 or L2", rate, &arguments->l2_for);
+  AddTimeOption(command, "--l3-for", "at all", rate, &arguments->l3_for);
   CLI::Option* const trace =
       command
           ->add_option("--trace", arguments->trace,
                        "CSV file with the columns key, bytes and, if wanted, cost; a line a use")
           ->excludes(rate)
-          ->excludes(entry)
-          ->excludes(image)
+          ->excludes(sizes.entry)
+          ->excludes(sizes.image)
           ->type_name("FILE");
   command
       ->add_option("--capacity", arguments->capacities,
@@ -254,8 +272,9 @@ void AddSizeCommand(CLI::App& app, const Context& context, Action* action) {
       ->transform(CLI::AsSizeValue(false))
       ->needs(trace)
       ->type_name("SIZE");
-  command->callback([&context, action, arguments, trace, rate, entry, image] {
-    if (trace->count() == 0 && (rate->count() == 0 || entry->count() + image->count() == 0)) {
+  command->callback([&context, action, arguments, trace, rate, sizes] {
+    const bool sized = sizes.entry->count() + sizes.image->count() > 0;
+    if (trace->count() == 0 && (rate->count() == 0 || !sized)) {
       throw CLI::RequiredError("--distinct-per-hour with --entry or --image, or --trace,");
     }
     *action = [&context, arguments] {
