@@ -12,8 +12,16 @@
 
 namespace embcache {
 
+// Who calls, as far as the connection tells.
+enum class Caller {
+  kNetwork,  // somebody over TCP: may look, and change nothing
+  kLocal,    // a user of this machine who is allowed to connect; its session says what it may do
+  kAdmin,    // one who may administer, too
+};
+
 struct CallContext {
   std::optional<Token> session;  // as sent; nobody has checked yet that it lives
+  Caller caller = Caller::kNetwork;
   absl::Time deadline = absl::InfiniteFuture();
 };
 

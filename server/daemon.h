@@ -53,8 +53,10 @@ class Daemon {
   // Whether no session holds a lease or a reservation any more.
   bool drained() const;
 
+  int tcp_port() const { return tcp_rpc_ == nullptr ? 0 : tcp_rpc_->tcp_port(); }
+
   // Has `answer` called once, when the control thread has gone round and every poller of the RPC
-  // server has shown that it answers; never, if one of them hangs. Returns at once. A question not
+  // servers has shown that it answers; never, if one of them hangs. Returns at once. A question not
   // answered yet is dropped. Thread-safe, but not to be called once Stop is.
   void AskForSignOfLife(absl::AnyInvocable<void()> answer);
 
@@ -69,13 +71,19 @@ class Daemon {
   absl::Status OpenDirectory();
   absl::Status OpenCache();
   absl::Status OpenSockets();
+  RpcServerOptions MakeRpcOptions() const;
+  absl::Status OpenTcp();
   WelcomeInfo MakeWelcome() const;
   void Tick();
+  void SetServing(bool serving);
 
   const Config config_;
   const Token epoch_;
   std::atomic<bool> draining_ = false;
-  std::atomic<RpcServer*> serving_ = nullptr;  // rpc_, once Drain may use it
+  std::atomic<bool> serving_ = false;  // Drain may use the servers
+
+  SocketAccess access_;
+  PeerRules peers_;
 
   absl::Mutex asked_mu_;
   // What the control thread calls when it has gone round.
@@ -92,6 +100,7 @@ class Daemon {
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<RpcServer> tcp_rpc_;  // null without --tcp-address
   std::unique_ptr<ControlSocket> control_;
 };
 

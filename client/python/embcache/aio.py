@@ -16,7 +16,6 @@ from embcache._session import (
     Session,
     channel_target,
     make_stubs,
-    rpc_error,
 )
 from embcache.errors import CacheError
 from embcache.hit import Expect, Hit, ListedEntry, Tier, listed_entry, to_dict
@@ -188,7 +187,7 @@ class Client(Base):
                 request, timeout=session.options.timeout, metadata=session.metadata
             )
         except grpc.RpcError as error:
-            raise rpc_error(error) from None
+            raise session.failed(error) from None
 
     def _run(self, session: Session, operation: ops.Operation[T]) -> Coroutine[Any, Any, T]:
         return _to_its_end(self._drive(session, operation))
