@@ -286,11 +286,7 @@ absl::Status Daemon::OpenSockets() {
   control.peers = peers_;
   if (device_ != nullptr) control.device_uuid = device_->uuid();
   auto socket = ControlSocket::Start(
-      std::move(control), registry_.get(), [this] { return MakeWelcome(); },
-      [cache = cache_.get(), history = history_.get()] {
-        cache->Tick();
-        history->Tick();
-      });
+      std::move(control), registry_.get(), [this] { return MakeWelcome(); }, [this] { Tick(); });
   if (!socket.ok()) return socket.status();
   control_ = *std::move(socket);
 
@@ -406,6 +402,31 @@ void Daemon::Drain() {
 bool Daemon::drained() const {
   const RegistryStats stats = registry_->GetStats();
   return stats.leases == 0 && stats.reservations == 0;
+}
+
+void Daemon::Tick() {
+  cache_->Tick();
+  history_->Tick();
+  absl::AnyInvocable<void()> asked;
+  {
+    absl::MutexLock lock(&asked_mu_);
+    asked_.swap(asked);
+  }
+  if (asked) asked();
+}
+
+void Daemon::AskForSignOfLife(absl::AnyInvocable<void()> answer) {
+  // One after the other, and each is stopped before the one that it asks: the control thread, whose
+  // round takes the locks of sessions and cache, the pollers of TCP, those of the socket.
+  absl::AnyInvocable<void()> ask_socket = [this, answer = std::move(answer)]() mutable {
+    rpc_->AskPollers(std::move(answer));
+  };
+  absl::AnyInvocable<void()> question = [this, ask_socket = std::move(ask_socket)]() mutable {
+    if (tcp_rpc_ == nullptr) return ask_socket();
+    tcp_rpc_->AskPollers(std::move(ask_socket));
+  };
+  absl::MutexLock lock(&asked_mu_);
+  asked_.swap(question);
 }
 
 absl::Status Daemon::FlushL3() {

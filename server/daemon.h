@@ -13,6 +13,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -58,6 +60,11 @@ class Daemon {
 
   int tcp_port() const { return tcp_rpc_ == nullptr ? 0 : tcp_rpc_->tcp_port(); }
 
+  // Has `answer` called once, when the control thread has gone round and every poller of the RPC
+  // servers has shown that it answers; never, if one of them hangs. Returns at once. A question not
+  // answered yet is dropped. Thread-safe, but not to be called once Stop is.
+  void AskForSignOfLife(absl::AnyInvocable<void()> answer);
+
   // Closes the sockets, ends every session and writes what is queued to L3. The error is the SSD's.
   // Does not wait for leases: see drained. Idempotent.
   absl::Status Stop();
@@ -75,6 +82,7 @@ class Daemon {
   RpcServerOptions MakeRpcOptions() const;
   absl::Status OpenTcp();
   WelcomeInfo MakeWelcome() const;
+  void Tick();
   void SetServing(bool serving);
   void SetDeviceServing(bool serving);
 
@@ -86,6 +94,10 @@ class Daemon {
 
   SocketAccess access_;
   PeerRules peers_;
+
+  absl::Mutex asked_mu_;
+  // What the control thread calls when it has gone round.
+  absl::AnyInvocable<void()> asked_ ABSL_GUARDED_BY(asked_mu_);
 
   // In the order of construction; each uses only what stands above it.
   UniqueFd lock_;

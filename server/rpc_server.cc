@@ -20,6 +20,7 @@
 #include "google/protobuf/arena.h"
 #include "grpc/grpc.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/alarm.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/security/server_credentials.h"
@@ -109,6 +110,29 @@ class Tag {
  public:
   virtual ~Tag() = default;
   virtual void Proceed(bool ok) = 0;
+};
+
+// A question to every poller.
+struct Question {
+  std::atomic<int> unanswered;
+  absl::AnyInvocable<void()> answer;
+};
+
+// Its copy for one of them: an event without a call.
+class QuestionTag final : public Tag {
+ public:
+  QuestionTag(std::shared_ptr<Question> question, grpc::CompletionQueue* queue)
+      : question_(std::move(question)) {
+    alarm_.Set(queue, gpr_inf_past(GPR_CLOCK_REALTIME), this);
+  }
+  void Proceed(bool) override {
+    if (question_->unanswered.fetch_sub(1, std::memory_order_acq_rel) == 1) question_->answer();
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<Question> question_;
+  grpc::Alarm alarm_;
 };
 
 class MethodBase {
@@ -295,6 +319,7 @@ class RpcServer::Impl {
   void SetDeviceServing(bool serving) {
     health_.SetDevice(serving ? HealthService::Device::kServing : HealthService::Device::kLost);
   }
+  void AskPollers(absl::AnyInvocable<void()> answer);
   void Shutdown(absl::Time deadline);
   int tcp_port() const { return tcp_port_; }
   size_t connections() { return connections_.Count(); }
@@ -496,6 +521,13 @@ void RpcServer::Impl::Poll(int thread) {
   while (queue->Next(&tag, &ok)) static_cast<Tag*>(tag)->Proceed(ok);
 }
 
+void RpcServer::Impl::AskPollers(absl::AnyInvocable<void()> answer) {
+  const auto question = std::make_shared<Question>();
+  question->unanswered = static_cast<int>(queues_.size());
+  question->answer = std::move(answer);
+  for (const auto& queue : queues_) new QuestionTag(question, queue.get());
+}
+
 void RpcServer::Impl::Shutdown(absl::Time deadline) {
   if (std::exchange(stopped_, true)) return;
   SetServing(false);
@@ -544,6 +576,9 @@ RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RpcServer::~RpcServer() = default;
 void RpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
 void RpcServer::SetDeviceServing(bool serving) { impl_->SetDeviceServing(serving); }
+void RpcServer::AskPollers(absl::AnyInvocable<void()> answer) {
+  impl_->AskPollers(std::move(answer));
+}
 void RpcServer::Shutdown(absl::Time deadline) { impl_->Shutdown(deadline); }
 int RpcServer::tcp_port() const { return impl_->tcp_port(); }
 size_t RpcServer::connections() const { return impl_->connections(); }

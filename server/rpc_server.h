@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/accept_loop.h"
@@ -72,6 +73,10 @@ class RpcServer {
   void SetServing(bool serving);
   // What health answers for the service "device": nothing, until this is called. Thread-safe.
   void SetDeviceServing(bool serving);
+
+  // Has `answer` called, once, when every poller has come round to it; never, if one of them hangs.
+  // Returns at once. Thread-safe, but not to be called once Shutdown is.
+  void AskPollers(absl::AnyInvocable<void()> answer);
 
   // Takes no new calls, lets those in flight finish until `deadline`, then ends the connections
   // that are left, and returns when every handler has answered. Call it once, not from a handler.

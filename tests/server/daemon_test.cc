@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "embcache/v1/admin.grpc.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 #include "gmock/gmock.h"
@@ -96,6 +97,25 @@ TEST_F(DaemonTest, ServesBothSocketsInAClosedDirectory) {
   context.AddMetadata("embcache-session", TokenToHex(TokenOf(welcome)));
   v1::PingResponse response;
   EXPECT_TRUE(v1::Cache::NewStub(Channel())->Ping(&context, {}, &response).ok());
+}
+
+TEST_F(DaemonTest, GivesASignOfLifeWhenAskedWhetherOrNotItDrains) {
+  Start();
+  for (int round = 0; round < 2; ++round) {
+    absl::Notification answered;
+    daemon_->AskForSignOfLife([&] { answered.Notify(); });
+    answered.WaitForNotification();
+    daemon_->Drain();
+  }
+}
+
+TEST_F(DaemonTest, AStopWithAQuestionOpenNeedsNoAnswer) {
+  Start();
+  const auto answer = std::make_shared<int>();
+  daemon_->AskForSignOfLife([answer] {});
+  EXPECT_TRUE(daemon_->Stop().ok());
+  daemon_.reset();
+  EXPECT_EQ(answer.use_count(), 1);
 }
 
 TEST_F(DaemonTest, ASecondDaemonIsRefusedWithThePidOfTheFirstWhichGoesOn) {
