@@ -39,7 +39,7 @@ class OperatorPages {
   struct Deps {
     CacheService* service = nullptr;
     AdminService* admin = nullptr;
-    const TieredCache* cache = nullptr;
+    TieredCache* cache = nullptr;
     const StatsHistory* history = nullptr;
     const RpcServer* rpc = nullptr;
     const RpcServer* tcp_rpc = nullptr;  // null: there is none

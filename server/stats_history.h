@@ -31,14 +31,14 @@ class StatsHistory {
   };
 
   // Not owned; they outlive the history.
-  StatsHistory(const TieredCache* cache, Clock* clock) : cache_(cache), clock_(clock) {}
+  StatsHistory(TieredCache* cache, Clock* clock) : cache_(cache), clock_(clock) {}
 
   // Takes a point if it is time for one. Call it more often than that.
   void Tick();
   std::vector<Point> Points() const;  // oldest first
 
  private:
-  const TieredCache* const cache_;
+  TieredCache* const cache_;
   Clock* const clock_;
   mutable absl::Mutex mu_;
   absl::Duration next_ ABSL_GUARDED_BY(mu_) = -absl::InfiniteDuration();
