@@ -114,6 +114,7 @@ def get_many(
     session: Session,
     keys: Sequence[Key],
     expects: Sequence[Expect | Sequence[Expect] | None] | None,
+    place: str = "any",
 ) -> Operation[list[Hit | CacheError | None]]:
     """In the order of `keys`, in one call per batch that the daemon allows. One bad key fails
     alone."""
@@ -121,22 +122,22 @@ def get_many(
     out: list[Hit | CacheError | None] = []
     most = session.limits.max_batch or max(1, len(items))
     for begin in range(0, len(items), most):
-        out += yield from _get_batch(session, items[begin : begin + most])
+        out += yield from _get_batch(session, items[begin : begin + most], place)
     # As with_room, for the keys that ran into the quota.
     again = [i for i, result in enumerate(out) if _is_exhausted(result)]
     if again and (yield Work(session.releaser.flush)):
         for begin in range(0, len(again), most):
             part = again[begin : begin + most]
-            results = yield from _get_batch(session, [items[i] for i in part])
+            results = yield from _get_batch(session, [items[i] for i in part], place)
             for i, result in zip(part, results, strict=True):
                 out[i] = result
     return out
 
 
 def _get_batch(
-    session: Session, items: Sequence[tuple[Key, Expect | Sequence[Expect] | None]]
+    session: Session, items: Sequence[tuple[Key, Expect | Sequence[Expect] | None]], place: str
 ) -> Operation[list[Hit | CacheError | None]]:
-    request = pb.GetRequest()
+    request = pb.GetRequest(place=place_of(place))
     for key, expect in items:
         _set_item(request.items.add(), key, expect)
     asked = now()
