@@ -112,6 +112,14 @@ def test_a_view_has_the_array_interface_where_that_can_say_its_dtype(exporter: P
     assert not hasattr(view(segment, TensorSpec(embcache.DType.BF16, (2,))), "__cuda_array_interface__")
 
 
+def test_numpy_is_told_where_the_bytes_are(exporter: Peer) -> None:
+    segment = _cuda.share(b"epoch", 1, 1, uuid(), announced(exporter, "x"))
+    tensor = view(segment, TensorSpec("float32", (4,)))
+    for look in (np.asarray, lambda tensor: tensor.numpy()):
+        with pytest.raises(TypeError, match="place='host'"):
+            look(tensor)
+
+
 def test_bytes_go_in_and_out_of_device_memory(exporter: Peer) -> None:
     segment = _cuda.share(b"epoch", 1, 1, uuid(), announced(exporter, "x"))
     target = view(segment, TensorSpec("float32", (2, 3)))

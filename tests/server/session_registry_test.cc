@@ -43,7 +43,7 @@ class SessionRegistryTest : public CacheFixture {
   }
 
   Token Open(bool writer = true, uid_t uid = 1000) {
-    auto token = registry().Open({"test", writer, /*pid=*/42, uid});
+    auto token = registry().Open({.name = "test", .writer = writer, .pid = 42, .uid = uid});
     EXPECT_TRUE(token.ok()) << token.status();
     return token.value_or(Token());
   }
@@ -116,7 +116,7 @@ TEST_F(SessionRegistryTest, SessionsThatLostTheirConnectionStillCount) {
   const Token session = Open();
   Lease(session, "a");
   registry().ConnectionLost(session);
-  EXPECT_EQ(registry().Open({"again", true, 42, 1000}).status().code(),
+  EXPECT_EQ(registry().Open({.name = "again", .writer = true, .pid = 42, .uid = 1000}).status().code(),
             absl::StatusCode::kResourceExhausted);
 }
 

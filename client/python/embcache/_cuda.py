@@ -87,8 +87,8 @@ class Driver:
         count = ctypes.c_int()
         self.call("cuDeviceGetCount", ctypes.byref(count))
         self.uuids = [self._uuid(ordinal) for ordinal in range(count.value)]
+        # Used in single steps: a finalizer may come in the middle of anything.
         self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._lock = threading.Lock()
 
     def call(self, name: str, *arguments: Any) -> None:
         code = self._functions[name](*arguments)
@@ -119,13 +119,11 @@ class Driver:
     @contextmanager
     def current(self, ordinal: int) -> Iterator[None]:
         """The device's primary context is current in this thread. Once used it is kept."""
-        with self._lock:
-            context = self._contexts.get(ordinal)
+        context = self._contexts.get(ordinal)
         if context is None:
             context = ctypes.c_void_p()
             self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
-            with self._lock:
-                context = self._contexts.setdefault(ordinal, context)
+            context = self._contexts.setdefault(ordinal, context)
         self.call("cuCtxPushCurrent_v2", context)
         try:
             yield

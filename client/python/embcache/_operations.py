@@ -114,16 +114,19 @@ def get_many(
     session: Session,
     keys: Sequence[Key],
     expects: Sequence[Expect | Sequence[Expect] | None] | None,
+    place: str = "any",
 ) -> Operation[list[Hit | CacheError | None]]:
     """In the order of `keys`, in one call per batch that the daemon allows. One bad key fails
     alone."""
     items = [(key, expects[i] if expects is not None else None) for i, key in enumerate(keys)]
     most = session.limits.max_batch or max(1, len(items))
-    out: list[Hit | CacheError | None] = [_fast.get(session, *item) for item in items]
+    out: list[Hit | CacheError | None] = [None] * len(items)
+    if place == "any":
+        out = [_fast.get(session, *item) for item in items]
     missing = [i for i, hit in enumerate(out) if hit is None]
     for begin in range(0, len(missing), most):
         part = missing[begin : begin + most]
-        results = yield from _get_batch(session, [items[i] for i in part])
+        results = yield from _get_batch(session, [items[i] for i in part], place)
         for i, result in zip(part, results, strict=True):
             out[i] = result
     # As with_room, for the keys that ran into the quota.
@@ -131,16 +134,16 @@ def get_many(
     if again and (yield Work(session.releaser.flush)):
         for begin in range(0, len(again), most):
             part = again[begin : begin + most]
-            results = yield from _get_batch(session, [items[i] for i in part])
+            results = yield from _get_batch(session, [items[i] for i in part], place)
             for i, result in zip(part, results, strict=True):
                 out[i] = result
     return out
 
 
 def _get_batch(
-    session: Session, items: Sequence[tuple[Key, Expect | Sequence[Expect] | None]]
+    session: Session, items: Sequence[tuple[Key, Expect | Sequence[Expect] | None]], place: str
 ) -> Operation[list[Hit | CacheError | None]]:
-    request = pb.GetRequest()
+    request = pb.GetRequest(place=place_of(place))
     for key, expect in items:
         _set_item(request.items.add(), key, expect)
     asked = now()

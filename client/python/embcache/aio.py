@@ -60,10 +60,12 @@ class Client(Base):
         self,
         keys: Sequence[Key],
         expects: Sequence[Expect | Sequence[Expect] | None] | None = None,
+        *,
+        place: str = "any",
     ) -> _Hits:
         try:
             session = self._connection.session()
-            results = await self._run(session, ops.get_many(session, keys, expects))
+            results = await self._run(session, ops.get_many(session, keys, expects, place))
         except CacheError as error:
             self._failed(error, misses=len(keys))
             return [None] * len(keys)

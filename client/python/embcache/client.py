@@ -71,11 +71,13 @@ class Client(Base):
         self,
         keys: Sequence[Key],
         expects: Sequence[Expect | Sequence[Expect] | None] | None = None,
+        *,
+        place: str = "any",
     ) -> _Hits:
         """In the order of `keys`, in one call per batch that the daemon allows."""
         try:
             session = self._connection.session()
-            results = _run(session, ops.get_many(session, keys, expects))
+            results = _run(session, ops.get_many(session, keys, expects, place))
         except CacheError as error:
             self._failed(error, misses=len(keys))
             return [None] * len(keys)

@@ -70,6 +70,15 @@ class CudaTensorView:
             cuda.copy(ctypes.addressof(memory), False, self._address, True, self.nbytes)
         return bytes(out)
 
+    def numpy(self) -> np.ndarray[Any, Any]:
+        raise TypeError(
+            "the tensor is in device memory: torch.from_dlpack(view) or cupy.from_dlpack(view) makes "
+            "a tensor there; get(key, place='host') answers with one that NumPy can read"
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return self.numpy()
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         try:
