@@ -110,6 +110,7 @@ TieredCache::Room TieredCache::MakeRoomLocked(TierId id, const RoomRequest& requ
   CacheEntry* victim = nullptr;
   bool copying = false;
   tier.policy->VisitCandidates([&](PolicyHook* hook) {
+    mu_.AssertHeld();
     CacheEntry* entry = CacheEntry::FromHook(hook);
     if (entry->pins > 0 || entry->state != EntryState::kResident || IsFastPinnedLocked(*entry)) {
       return true;
@@ -152,6 +153,7 @@ std::vector<CacheEntry*> TieredCache::FindRunLocked(TierId id, uint64_t bytes) c
   uint64_t best_cost = UINT64_MAX;
   int seeds = 0;
   tier.policy->VisitCandidates([&](PolicyHook* hook) {
+    mu_.AssertHeld();
     CacheEntry* seed = CacheEntry::FromHook(hook);
     if (!IsEvictableLocked(*seed)) return true;
     auto left = tier.by_place.find({seed->range.segment, seed->range.offset});
@@ -160,6 +162,7 @@ std::vector<CacheEntry*> TieredCache::FindRunLocked(TierId id, uint64_t bytes) c
     uint64_t cost = seed->range.bytes;
     while (end_of(right) - begin_of(left) < bytes && cost < best_cost) {
       const auto neighbour = [&](bool exists, auto it) -> CacheEntry* {
+        mu_.AssertHeld();
         if (!exists || it->first.first != seed->range.segment) return nullptr;
         return IsEvictableLocked(*it->second) ? it->second : nullptr;
       };

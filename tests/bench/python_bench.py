@@ -25,13 +25,17 @@ from collections.abc import Callable, Iterator
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "client" / "python"))
 
+EMBCACHED = os.environ.get("EMBCACHED", str(ROOT / ".build/bench/bin/embcached"))
+os.environ.setdefault(
+    "LIBEMBCACHE_FAST", str(pathlib.Path(EMBCACHED).with_name("libembcache_fast.so"))
+)
+
 import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 import safetensors.numpy  # noqa: E402
 
 import embcache  # noqa: E402
 
-EMBCACHED = os.environ.get("EMBCACHED", str(ROOT / ".build/bench/bin/embcached"))
 ROUNDS = 9
 SHAPE = (4096, 2048)
 KEY = embcache.Key.of("bench", 1)
@@ -78,15 +82,34 @@ def tensor() -> np.ndarray:
     return np.random.default_rng(0).standard_normal(SHAPE).astype(ml_dtypes.bfloat16)
 
 
+def without_fast_path(directory: str) -> embcache.Client:
+    client = embcache.Client(directory, strict=True)
+    client._connection.session().fast = None
+    return client
+
+
 def get_16mb(client: embcache.Client, directory: str) -> bool:
-    return compare(
-        "python_get_16mb",
-        lambda: client.get(KEY)["features"].numpy(),
-        client.ping,
-        200,
-        2.0,
-        "get, a NumPy view of all 16 MB, and the end of both, against an empty call",
-    )
+    with without_fast_path(directory) as caller:
+        return compare(
+            "python_get_16mb",
+            lambda: caller.get(KEY)["features"].numpy(),
+            caller.ping,
+            200,
+            2.0,
+            "get by call, a NumPy view of all 16 MB, and the end of both, against an empty call",
+        )
+
+
+def fast_16mb(client: embcache.Client, directory: str) -> bool:
+    with without_fast_path(directory) as caller:
+        return compare(
+            "python_fast_16mb",
+            lambda: client.get(KEY)["features"].numpy(),
+            lambda: caller.get(KEY)["features"].numpy(),
+            300,
+            1 / 10,
+            "get without a call, a NumPy view, and the end of both, against the same by call",
+        )
 
 
 def safetensors_16mb(client: embcache.Client, directory: str) -> bool:
@@ -164,6 +187,7 @@ def redis_16mb(client: embcache.Client, directory: str) -> bool:
 
 
 BENCHMARKS = {
+    "fast_16mb": fast_16mb,
     "batch_safetensors": batch_safetensors,
     "get_16mb": get_16mb,
     "put_16mb": put_16mb,

@@ -25,8 +25,9 @@ class CacheFixture : public testing::Test {
     TieredCacheOptions options;
     options.l1.capacity_bytes = uint64_t{1} << 20;
     options.l1.segment_bytes = uint64_t{1} << 19;
-    auto cache = TieredCache::Create(
-        options, {&clock_, &executor_, &copier_, &memory_, &memory_, /*store=*/nullptr});
+    options.fast_index_entries = 64;
+    auto cache = TieredCache::Create(options, {&clock_, &executor_, &copier_, &memory_, &memory_,
+                                               /*store=*/nullptr, &memory_});
     EXPECT_TRUE(cache.ok()) << cache.status();
     cache_ = *std::move(cache);
   }

@@ -212,6 +212,45 @@ TEST_F(ControlSocketTest, ManySegmentsComeInSeveralPackets) {
 
 // --- Refusals -----------------------------------------------------------------------------------
 
+TEST_F(ControlSocketTest, WhoAsksForTheFastPathGetsTheIndexToReadAndATableToWrite) {
+  Start();
+  ControlClient client(options_.path);
+  v1::ClientPacket hello = HelloPacket(v1::Hello::READER);
+  hello.mutable_hello()->set_fast_path_version(EMBCACHE_FAST_VERSION);
+  const v1::Welcome welcome = client.SayHello(hello);
+  ASSERT_TRUE(welcome.has_fast_path());
+  EXPECT_EQ(welcome.fast_path().layout_version(), uint32_t{EMBCACHE_FAST_VERSION});
+  const auto& descriptors = client.descriptors();
+  ASSERT_GE(descriptors.size(), 2u);
+  const auto map = [](const UniqueFd& fd, uint64_t bytes, int protection) {
+    return mmap(nullptr, bytes, protection, MAP_SHARED, fd.get(), 0);
+  };
+  const UniqueFd& index = descriptors[descriptors.size() - 2];
+  const uint64_t index_bytes = welcome.fast_path().index_bytes();
+  EXPECT_EQ(map(index, index_bytes, PROT_READ | PROT_WRITE), MAP_FAILED);
+  void* mapped = map(index, index_bytes, PROT_READ);
+  ASSERT_NE(mapped, MAP_FAILED);
+  EXPECT_EQ(static_cast<const embcache_fast_header*>(mapped)->magic, EMBCACHE_FAST_MAGIC);
+  munmap(mapped, index_bytes);
+  const UniqueFd& table = descriptors.back();
+  const uint64_t table_bytes = welcome.fast_path().pin_table_bytes();
+  mapped = map(table, table_bytes, PROT_READ | PROT_WRITE);
+  ASSERT_NE(mapped, MAP_FAILED);
+  munmap(mapped, table_bytes);
+  for (const UniqueFd* fd : {&index, &table}) {
+    EXPECT_NE(ftruncate(fd->get(), 0), 0);
+    EXPECT_NE(ftruncate(fd->get(), 1 << 30), 0);
+  }
+}
+
+TEST_F(ControlSocketTest, WhoDoesNotAskForTheFastPathIsNotTroubledWithIt) {
+  Start();
+  ControlClient client(options_.path);
+  const v1::Welcome welcome = client.SayHello();
+  EXPECT_FALSE(welcome.has_fast_path());
+  EXPECT_EQ(client.descriptors().size(), static_cast<size_t>(welcome.segments_size()));
+}
+
 TEST_F(ControlSocketTest, RefusesAnotherProtocolVersion) {
   Start();
   v1::ClientPacket packet = HelloPacket();
