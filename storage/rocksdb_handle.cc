@@ -319,6 +319,11 @@ absl::StatusOr<StoredRecord> RocksDbHandle::ReadAtPosition(const CacheKey& key,
     if (got.data() != target) std::memcpy(target, got.data(), bytes);
     return absl::OkStatus();
   };
+  // From a cold disk all of it is on its way while the first piece is hashed.
+  if (at.payload_bytes > kReadPieceBytes) {
+    (void)file->Prefetch(at.position.header, at.position.header_bytes + at.payload_bytes,
+                         rocksdb::IOOptions(), /*dbg=*/nullptr);
+  }
   std::string bytes(at.position.header_bytes, '\0');
   absl::Status status = read(at.position.header, bytes.size(), bytes.data());
   if (!status.ok()) return status;
