@@ -143,7 +143,7 @@ int RunContains(const Context& context, const KeyOptions& options) {
 }
 
 int RunRemove(const Context& context, const KeyOptions& options) {
-  auto client = context.Connect(client::Role::kReader);
+  auto client = context.Connect(client::Role::kWriter);
   if (!client.ok()) return context.Fail(client.status());
   const client::Key key = ToKey(options);
   absl::StatusOr<bool> existed = (*client)->Delete(key);
