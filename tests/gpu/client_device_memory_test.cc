@@ -19,7 +19,7 @@ class ClientDeviceMemory : public testing::Test {
   ClientDeviceMemory()
       : directory_(fakecuda::DeviceDirectory()),
         daemon_({"--device=cuda:0", "--l1-capacity=16MiB", "--l2-capacity=16MiB"},
-                {"env", "LD_LIBRARY_PATH=" EMBCACHE_FAKE_CUDA_LIBRARY_DIR}) {
+                {"/usr/bin/env", "LD_LIBRARY_PATH=" EMBCACHE_FAKE_CUDA_LIBRARY_DIR}) {
     fakecuda_reset();
     const absl::Status started = daemon_.Start();
     EXPECT_TRUE(started.ok()) << started;
