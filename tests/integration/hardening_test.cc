@@ -140,7 +140,7 @@ TEST_F(MemoryPlaceTest, NothingOfItHasAName) {
         EXPECT_THAT(path, Not(HasSubstr("embcache")));
       }
     }
-    EXPECT_EQ(memfds, 2) << pid;  // L1 and L2
+    EXPECT_EQ(memfds, 4) << pid;  // L1, L2, the shared index and the session's pin table
   }
   int memfds = 0;
   for (const auto& file :
