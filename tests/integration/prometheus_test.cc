@@ -181,6 +181,10 @@ TEST_F(PrometheusTest, TheAlertsFireWhenTheyShouldOnMetricsThatThereAre) {
 }
 
 TEST_F(PrometheusTest, AllViewsAgree) {
+  // Hits without a call are no operations of the daemon's.
+  auto calling = daemon_.Connect(Role::kWriter, "test", /*fast_path=*/false);
+  ASSERT_TRUE(calling.ok()) << calling.status();
+  client_ = *std::move(calling);
   MakeTraffic();
   const json page = json::parse(Get("/stats.json").body);
   const json stats = json::parse(*client_->StatsJson());

@@ -221,7 +221,7 @@ TEST_F(DaemonTest, AnSsdThatCannotBeUsedAtTheStartIsNoReasonNotToServe) {
   ASSERT_TRUE(v1::Cache::NewStub(Channel())->Stats(&context, {}, &stats).ok());
   EXPECT_TRUE(stats.l3().enabled());
   EXPECT_FALSE(stats.l3().writable());
-  EXPECT_EQ(stats.l3().io_errors(), 1);
+  EXPECT_GE(stats.l3().io_errors(), 1);
 }
 
 TEST_F(DaemonTest, AnSsdOfAnotherVersionOrInUseIsAnError) {
