@@ -112,10 +112,10 @@ void CacheStatsToProto(const CacheStats& stats, v1::StatsResponse* to) {
   }
 }
 
-void LatencyToProto(Operation operation, const LatencyHistogram& histogram, v1::StatsResponse* to) {
+void LatencyToProto(absl::string_view name, const LatencyHistogram& histogram,
+                    v1::StatsResponse* to) {
   const LatencyHistogram::Snapshot snapshot = histogram.Take();
   if (snapshot.count == 0) return;
-  const absl::string_view name = OperationName(operation);
   v1::LatencyStats* added = to->add_latencies();
   added->set_operation(name.data(), name.size());
   added->set_count(snapshot.count);
@@ -179,7 +179,10 @@ void CacheService::Stats(const CallContext& context, const v1::StatsRequest& req
   if (request.latencies()) {
     for (int i = 0; i < kOperations; ++i) {
       const auto operation = static_cast<Operation>(i);
-      LatencyToProto(operation, latency(operation), response);
+      LatencyToProto(OperationName(operation), latency(operation), response);
+    }
+    for (const auto& [name, step] : deps_.cache->work().Steps()) {
+      LatencyToProto(name, step->duration, response);
     }
   }
   done(absl::OkStatus());

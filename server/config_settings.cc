@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
+#include "server/http_endpoint.h"
 #include "server/tcp_listener.h"
 #include "storage/rocksdb_store.h"
 
@@ -240,6 +241,11 @@ Setting SocketMode() {
       [](uint32_t mode) { return absl::StrFormat("%04o", mode); });
 }
 
+absl::Status CheckHttpAddress(absl::string_view text) {
+  const absl::StatusOr<HttpAddress> address = ParseHttpAddress(text, /*socket_dir=*/"");
+  return address.ok() ? absl::OkStatus() : Bad(text, address.status().message());
+}
+
 absl::Status CheckDevice(absl::string_view device) {
   if (device == "auto" || device == "host") return absl::OkStatus();
   if (absl::StartsWith(device, "cuda")) {
@@ -289,6 +295,10 @@ std::vector<Setting> PlaceAndMemorySettings() {
           "user who may connect; repeatable. Without allow-uid and allow-gid: everybody whom "
           "the socket's mode lets in"),
       Ids("allow-gid", &Config::allow_gids, "group whose members may connect; repeatable"),
+      Text("http-address", "ADDRESS", &Config::http_address,
+           "where metrics, probes and the status page are served: unix (http.sock in socket-dir), "
+           "unix:/path, host:port or off",
+           CheckHttpAddress),
       Text("device", "auto|host", &Config::device, "where L1 lies", CheckDevice),
       Size("l1-capacity", &Config::l1_capacity_bytes, 0, kMaxMemoryBytes,
            "memory of the first tier, reserved at start; 0 = no such tier"),

@@ -78,6 +78,13 @@ std::string Describe(const SessionPeer& peer) {
                       ")");
 }
 
+void LogSession(LogEvery* limiter, const SessionPeer& peer, const char* what) {
+  const auto skipped = limiter->Next();
+  if (!skipped.has_value()) return;
+  spdlog::info("session of {} {}{}", Describe(peer), what,
+               *skipped == 0 ? "" : absl::StrCat(" (", *skipped, " such lines skipped)"));
+}
+
 absl::Status ErrnoStatus(absl::string_view what) {
   return absl::ErrnoToStatus(errno, absl::StrCat("control socket: ", what));
 }
@@ -277,7 +284,7 @@ bool ControlSocket::HandlePacket(Connection* connection, absl::string_view packe
   v1::ClientPacket parsed;
   if (parsed.ParseFromArray(packet.data(), static_cast<int>(packet.size())) &&
       parsed.has_goodbye()) {
-    spdlog::info("session of {} said goodbye", Describe(connection->peer));
+    LogSession(&session_log_, connection->peer, "said goodbye");
     registry_->Close(connection->token);
     Erase(connection);
     return false;
@@ -346,7 +353,7 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
     Erase(connection);
     return false;
   }
-  spdlog::info("session of {} opened", Describe(connection->peer));
+  LogSession(&session_log_, connection->peer, "opened");
   return true;
 }
 
@@ -394,7 +401,7 @@ void ControlSocket::Refuse(Connection* connection, const absl::Status& why) {
 
 void ControlSocket::Disconnect(Connection* connection) {
   if (!connection->welcomed) return Erase(connection);
-  spdlog::info("session of {} lost its connection", Describe(connection->peer));
+  LogSession(&session_log_, connection->peer, "lost its connection");
   if (!connection->pidfd) return ProcessGone(connection);
   registry_->ConnectionLost(connection->token);
   connection->socket.Reset();

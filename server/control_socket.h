@@ -134,6 +134,8 @@ class ControlSocket {
   std::vector<char> buffer_;           // one packet
   LogEvery refused_log_{absl::Seconds(1)};
   LogEvery accept_log_{absl::Seconds(10)};
+  // A client that connects in a loop, or a thousand that start at once.
+  LogEvery session_log_{absl::Seconds(10), SystemClock(), 100};
 };
 
 }  // namespace embcache

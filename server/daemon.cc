@@ -131,6 +131,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   if (absl::Status opened = daemon->OpenDirectory(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenCache(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenSockets(); !opened.ok()) return opened;
+  if (absl::Status opened = daemon->OpenHttp(); !opened.ok()) return opened;
   spdlog::info("embcached " EMBCACHE_VERSION " serves {}: L1 {} bytes, L2 {} bytes, L3 {}",
                config.socket_dir, config.l1_capacity_bytes, config.l2_capacity_bytes,
                config.l3_enabled() ? config.l3_dir : "off");
@@ -203,6 +204,7 @@ absl::Status Daemon::OpenCache() {
 }
 
 absl::Status Daemon::OpenSockets() {
+  history_ = std::make_unique<StatsHistory>(cache_.get(), SystemClock());
   CacheServiceDeps deps;
   deps.cache = cache_.get();
   deps.registry = registry_.get();
@@ -237,6 +239,33 @@ absl::Status Daemon::OpenSockets() {
   serving_ = true;
   SetServing(true);
   if (draining_) SetServing(false);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::OpenHttp() {
+  absl::StatusOr<HttpAddress> address = ParseHttpAddress(config_.http_address, config_.socket_dir);
+  if (!address.ok()) return InContext("--http-address", address.status());
+  if (address->kind == HttpAddress::Kind::kOff) return absl::OkStatus();
+  const bool local = address->kind == HttpAddress::Kind::kUnix || address->loopback();
+  OperatorPages::Deps deps;
+  deps.service = cache_service_.get();
+  deps.admin = admin_service_.get();
+  deps.cache = cache_.get();
+  deps.history = history_.get();
+  deps.rpc = rpc_.get();
+  deps.tcp_rpc = tcp_rpc_.get();
+  deps.clock = SystemClock();
+  deps.caller = local ? Caller::kLocal : Caller::kNetwork;
+  pages_ = std::make_unique<OperatorPages>(deps);
+  HttpOptions options;
+  options.address = *std::move(address);
+  options.access = access_;
+  options.peers = peers_;
+  auto endpoint = HttpEndpoint::Start(
+      options, [pages = pages_.get()](absl::string_view path) { return pages->Answer(path); });
+  if (!endpoint.ok()) return InContext("--http-address", endpoint.status());
+  http_ = *std::move(endpoint);
+  spdlog::info("metrics and status page on {}", http_->address().ToString());
   return absl::OkStatus();
 }
 
@@ -301,6 +330,7 @@ bool Daemon::drained() const {
 
 void Daemon::Tick() {
   cache_->Tick();
+  history_->Tick();
   absl::AnyInvocable<void()> asked;
   {
     absl::MutexLock lock(&asked_mu_);
@@ -336,6 +366,8 @@ absl::Status Daemon::FlushL3() {
 }
 
 absl::Status Daemon::Stop() {
+  http_.reset();
+  pages_.reset();
   if (control_ != nullptr) control_->Stop();
   control_.reset();
   serving_ = false;
@@ -351,6 +383,7 @@ absl::Status Daemon::Stop() {
   admin_service_.reset();
   cache_service_.reset();
   registry_.reset();
+  history_.reset();
   cache_.reset();
   store_.reset();
   io_.reset();

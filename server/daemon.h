@@ -24,8 +24,11 @@
 #include "server/cache_service.h"
 #include "server/config.h"
 #include "server/control_socket.h"
+#include "server/http_endpoint.h"
+#include "server/operator_pages.h"
 #include "server/rpc_server.h"
 #include "server/session_registry.h"
+#include "server/stats_history.h"
 #include "server/unique_fd.h"
 #include "storage/executor.h"
 #include "storage/persistent_store.h"
@@ -71,6 +74,7 @@ class Daemon {
   absl::Status OpenDirectory();
   absl::Status OpenCache();
   absl::Status OpenSockets();
+  absl::Status OpenHttp();
   RpcServerOptions MakeRpcOptions() const;
   absl::Status OpenTcp();
   WelcomeInfo MakeWelcome() const;
@@ -96,12 +100,15 @@ class Daemon {
   std::unique_ptr<ThreadPoolExecutor> io_;
   std::unique_ptr<PersistentStore> store_;
   std::unique_ptr<TieredCache> cache_;
+  std::unique_ptr<StatsHistory> history_;
   std::unique_ptr<SessionRegistry> registry_;
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<RpcServer> rpc_;
   std::unique_ptr<RpcServer> tcp_rpc_;  // null without --tcp-address
   std::unique_ptr<ControlSocket> control_;
+  std::unique_ptr<OperatorPages> pages_;
+  std::unique_ptr<HttpEndpoint> http_;  // null: off
 };
 
 // What embcached exits with when Start or Stop gave `status`.

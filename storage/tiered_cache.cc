@@ -242,6 +242,7 @@ void TieredCache::CountHitLocked(const CacheEntry& entry, TierId source) {
   ++model.gets;
   ++model.hits;
   model.saved_us += entry.info->encode_cost_us;
+  work_.hit_bytes.Record(entry.payload_bytes());
 }
 
 void TieredCache::CountMissLocked(CacheModel* model) {

@@ -42,6 +42,7 @@
 #include "absl/time/time.h"
 #include "storage/cache_entry.h"
 #include "storage/cache_stats.h"
+#include "storage/cache_work.h"
 #include "storage/clock.h"
 #include "storage/copy_engine.h"
 #include "storage/entry.h"
@@ -214,6 +215,7 @@ class TieredCache {
   void Tick();
 
   CacheStats GetStats(bool per_model) const;
+  const CacheWork& work() const { return work_; }
 
   struct SegmentInfo {
     uint32_t id = 0;
@@ -432,6 +434,7 @@ class TieredCache {
 
   const TieredCacheOptions options_;
   const TieredCacheDeps deps_;
+  CacheWork work_;
 
   mutable absl::Mutex mu_;
   std::array<Tier, kMemoryTiers> tiers_ ABSL_GUARDED_BY(mu_);

@@ -97,12 +97,16 @@ void TieredCache::ReadLocked(CacheEntry* entry, AfterUnlock& after) {
   const auto read = [this, entry, segment, offset, generation = entry->generation,
                      bytes = entry->payload_bytes()] {
     const CacheKey& key = entry->info->key;  // fixed while it loads
+    StepTimer timer(&work_.l3_read, bytes);
     if (segment->host_data() != nullptr) {
-      FinishLoad(entry, deps_.store->Read(key, generation, segment->host_data() + offset));
+      auto record = deps_.store->Read(key, generation, segment->host_data() + offset);
+      timer.Stop();
+      FinishLoad(entry, std::move(record));
       return;
     }
     auto staged = std::make_unique_for_overwrite<char[]>(bytes);
     absl::StatusOr<StoredRecord> record = deps_.store->Read(key, generation, staged.get());
+    timer.Stop();
     if (!record.ok()) return FinishLoad(entry, std::move(record));
     {
       absl::MutexLock lock(&mu_);
@@ -259,7 +263,10 @@ void TieredCache::PutCurrent() {
     payload = std::move(persisting_->payload);
     cancelled = persisting_->cancelled;
   }
-  FinishPersist(deps_.store->Put(record, std::move(payload), *cancelled));
+  StepTimer timer(&work_.l3_write, record.info->payload_bytes());
+  const absl::Status put = deps_.store->Put(record, std::move(payload), *cancelled);
+  timer.Stop();
+  FinishPersist(put);
 }
 
 void TieredCache::FinishPersist(const absl::Status& put) {

@@ -186,6 +186,7 @@ absl::StatusOr<ReadHandle> TieredCache::CommitLocked(ReservationId id, Reservati
   }
   ++totals_.saves;
   ++entry->model->stats.saves;
+  work_.saved_bytes.Record(entry->payload_bytes());
   ReadHandle handle = PinLocked(entry);
   entry->admitted =
       options_.l3_admit == L3Admit::kAlways || put_before_.See(entry->info->key.encoded());

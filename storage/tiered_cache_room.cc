@@ -284,13 +284,16 @@ void TieredCache::CopyLater(CacheEntry* entry, TierId to,
   after.Add([this, entry, finish, to_segment = MemoryOfLocked(to, entry->target),
              to_offset = entry->target.offset,
              from_segment = MemoryOfLocked(entry->tier, entry->range),
-             from_offset = entry->range.offset, bytes = entry->payload_bytes()] {
-    deps_.copier->Copy(to_segment, to_offset, from_segment, from_offset, bytes,
-                       [this, entry, finish](absl::Status copied) {
-                         (this->*finish)(entry, copied);
-                         absl::MutexLock lock(&mu_);
-                         OperationEndedLocked();
-                       });
+             from_offset = entry->range.offset, bytes = entry->payload_bytes(),
+             step = to == TierId::kL1 ? &work_.promotion : &work_.demotion] {
+    deps_.copier->Copy(
+        to_segment, to_offset, from_segment, from_offset, bytes,
+        [this, entry, finish, timer = StepTimer(step, bytes)](absl::Status copied) mutable {
+          timer.Stop();
+          (this->*finish)(entry, copied);
+          absl::MutexLock lock(&mu_);
+          OperationEndedLocked();
+        });
   });
 }
 

@@ -8,10 +8,10 @@
 #include "client/cpp/connection.h"
 #include "client/cpp/convert.h"
 #include "client/cpp/held.h"
-#include "client/cpp/message_json.h"
 #include "client/cpp/releaser.h"
 #include "client/cpp/session.h"
 #include "google/protobuf/arena.h"
+#include "proto/message_json.h"
 
 namespace embcache::client {
 namespace {
@@ -320,7 +320,7 @@ absl::StatusOr<std::string> Client::StatsJson(const StatsOptions& options) {
   v1::StatsResponse response;
   absl::Status status = (*session)->Call(&Stub::Stats, request, &response);
   if (!status.ok()) return status;
-  return internal::MessageToJson(response);
+  return MessageToJson(response);
 }
 
 absl::StatusOr<std::string> Client::Share(absl::Span<const Lease* const> leases,

@@ -34,8 +34,9 @@ constexpr char kNowhere[] = "--socket-dir=/nonexistent/embcache";
 constexpr char kHash[] = "--hash=00112233445566778899aabbccddeeff";
 
 const std::vector<std::string> kCommands = {
-    "put",    "get",     "contains", "rm",    "import", "export", "ls",        "stat", "sessions",
-    "health", "version", "clear",    "flush", "epoch",  "drain",  "log-level", "size", "bench"};
+    "put",    "get",     "contains", "rm",    "import", "export", "ls",        "stat",  "sessions",
+    "health", "version", "clear",    "flush", "epoch",  "drain",  "log-level", "bench", "top",
+    "size"};
 
 TEST(CliArgsTest, HelpNamesEveryCommandAndTheExitCodes) {
   const Outcome outcome = RunCtl({"--help"});
@@ -82,6 +83,7 @@ TEST(CliArgsTest, WrongCommandLinesExitWithTwoAndSayWhy) {
       {"size", "--image=640", "--hidden=4096", "--distinct-per-hour=100"},
       {"size", "--trace=t.csv", "--entry=2MiB"},
       {"size", "--capacity=1GiB", "--entry=2MiB", "--distinct-per-hour=1"},
+      {"top", "--interval=0"},
       {"bench", "everything"},
       {"bench", "--callers=0"},
       {"bench", "--bytes=none"},
@@ -116,6 +118,7 @@ TEST(CliArgsTest, WithoutADaemonEveryCommandExitsWithThree) {
       {"drain"},
       {"log-level", "debug"},
       {"bench", "--bytes=1KiB"},
+      {"top"},
   };
   ASSERT_EQ(commands.size(), kCommands.size() - 1);  // size needs none
   for (auto arguments : commands) {
