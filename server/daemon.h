@@ -66,7 +66,7 @@ class Daemon {
   absl::Status OpenCache();
   absl::Status CheckHostMemory() const;
   absl::Status OpenStore();
-  void DeviceLost(const absl::Status& why);
+  void DeviceLost(TieredCache* cache, const absl::Status& why);
   absl::Status OpenSockets();
   RpcServerOptions MakeRpcOptions() const;
   absl::Status OpenTcp();
