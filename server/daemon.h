@@ -78,7 +78,7 @@ class Daemon {
   const Token epoch_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> serving_ = false;  // Drain may use the servers
-  absl::Mutex device_mu_;  // held while the loss of the device is told to them
+  absl::Mutex device_mu_;              // held while the loss of the device is told to them
 
   SocketAccess access_;
   PeerRules peers_;
