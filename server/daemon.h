@@ -76,7 +76,7 @@ class Daemon {
   absl::Status OpenDirectory();
   absl::Status OpenCache();
   absl::Status CheckHostMemory() const;
-  void DeviceLost(const absl::Status& why);
+  void DeviceLost(TieredCache* cache, const absl::Status& why);
   absl::Status OpenSockets();
   absl::Status OpenHttp();
   RpcServerOptions MakeRpcOptions() const;
@@ -90,7 +90,7 @@ class Daemon {
   const Token epoch_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> serving_ = false;  // Drain may use the servers
-  absl::Mutex device_mu_;  // held while the loss of the device is told to them
+  absl::Mutex device_mu_;              // held while the loss of the device is told to them
 
   SocketAccess access_;
   PeerRules peers_;

@@ -132,8 +132,7 @@ class CudaDaemonTest : public CudaTest {
     grpc::health::v1::HealthCheckRequest request;
     request.set_service(service);
     Health response;
-    return stub->Check(&context, request, &response).ok() ? response.status()
-                                                          : Health::UNKNOWN;
+    return stub->Check(&context, request, &response).ok() ? response.status() : Health::UNKNOWN;
   }
 
   std::string dir_;
