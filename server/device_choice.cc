@@ -13,7 +13,8 @@ namespace embcache {
 namespace {
 
 constexpr absl::string_view kCuda = "cuda:";
-constexpr uint64_t kMaxIndexDigits = 4;
+constexpr size_t kMaxIndexDigits = 4;
+constexpr size_t kMinUuidLength = 36;  // without the prefix
 
 GpuDeviceOptions MakeOptions(const Config& config, absl::string_view which) {
   GpuDeviceOptions options;
@@ -65,12 +66,17 @@ std::unique_ptr<GpuDevice> ChooseAutomatically(const Config& config) {
 
 absl::Status CheckDeviceName(absl::string_view device) {
   if (device == "auto" || device == "host") return absl::OkStatus();
-  const auto in_uuid = [](char c) { return absl::ascii_isalnum(c) || c == '-'; };
+  const auto all = [](absl::string_view text, auto condition) {
+    return std::all_of(text.begin(), text.end(), condition);
+  };
   absl::string_view which = device;
-  const bool good = absl::ConsumePrefix(&which, kCuda) && !which.empty() &&
-                    std::all_of(which.begin(), which.end(), in_uuid) &&
-                    (which.size() <= kMaxIndexDigits || which.size() >= 32);
-  if (good) return absl::OkStatus();
+  if (absl::ConsumePrefix(&which, kCuda) && !which.empty()) {
+    const bool index = which.size() <= kMaxIndexDigits &&
+                       all(which, [](char c) { return absl::ascii_isdigit(c); });
+    const bool uuid = which.size() >= kMinUuidLength &&
+                      all(which, [](char c) { return absl::ascii_isalnum(c) || c == '-'; });
+    if (index || uuid) return absl::OkStatus();
+  }
   return absl::InvalidArgumentError("must be auto, host, cuda:<index> or cuda:<UUID>");
 }
 

@@ -1,5 +1,6 @@
 // Reservations: how bytes get in. See tiered_cache.h.
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,19 @@ absl::Status NoSuchReservation(ReservationId id) {
 uint64_t ChargeOf(const ReserveRequest& request) {
   return request.layout.payload_bytes +
          ChargedHeapBytes(request.key, request.layout, request.metadata);
+}
+
+// The end of a sentence.
+std::string LargestEntry(Place place, const MemoryTier& l1, const MemoryTier& l2) {
+  switch (place) {
+    case Place::kHost:
+      return absl::StrCat("L2, for place HOST, is ", l2.max_entry_bytes());
+    case Place::kDevice:
+      return absl::StrCat("L1, for place DEVICE, is ", l1.max_entry_bytes());
+    case Place::kAny:
+      break;
+  }
+  return absl::StrCat("is ", std::max(l1.max_entry_bytes(), l2.max_entry_bytes()));
 }
 
 }  // namespace
@@ -40,9 +54,12 @@ void TieredCache::Reserve(ReserveRequest request, ReserveCallback done) {
       // What the caller wanted to replace must not go on being served.
       RemoveKeyLocked(request.key, RemoveReason::kReplaced, {}, after);
       ++totals_.rejected_puts;
-      after.Add([this, bytes, done = std::move(done)]() mutable {
-        done(absl::ResourceExhaustedError(absl::StrCat(
-            "tensors: ", bytes, " bytes; the largest entry that fits is ", max_entry_bytes())));
+      absl::Status refused = absl::ResourceExhaustedError(
+          absl::StrCat("tensors: ", bytes, " bytes; the largest entry that fits ",
+                       LargestEntry(l1_on_device_ ? request.place : Place::kAny,
+                                    TierOf(TierId::kL1).memory, TierOf(TierId::kL2).memory)));
+      after.Add([refused = std::move(refused), done = std::move(done)]() mutable {
+        done(std::move(refused));
       });
     }
   }

@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "server/daemon.h"
-#include "tests/gpu/cuda_test_support.h"
+#include "tests/cuda/cuda_test_support.h"
 #include "tests/server/control_client.h"
 
 namespace embcache {

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
-#include "tests/gpu/cuda_test_support.h"
+#include "tests/cuda/cuda_test_support.h"
 
 namespace embcache {
 namespace {

@@ -8,7 +8,7 @@
 #include "gpu/cuda_memory.h"
 #include "storage/memory_store.h"
 #include "storage/tiered_cache.h"
-#include "tests/gpu/cuda_test_support.h"
+#include "tests/cuda/cuda_test_support.h"
 
 namespace embcache {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/synchronization/blocking_counter.h"
 #include "gmock/gmock.h"
 #include "gpu/cuda_memory.h"
-#include "tests/gpu/cuda_test_support.h"
+#include "tests/cuda/cuda_test_support.h"
 
 namespace embcache {
 namespace {

@@ -1,7 +1,7 @@
 // For tests of gpu/cuda_* on the fake driver: a fresh state, and a device of the test's own.
 
-#ifndef EMBCACHE_TESTS_GPU_CUDA_TEST_SUPPORT_H_
-#define EMBCACHE_TESTS_GPU_CUDA_TEST_SUPPORT_H_
+#ifndef EMBCACHE_TESTS_CUDA_CUDA_TEST_SUPPORT_H_
+#define EMBCACHE_TESTS_CUDA_CUDA_TEST_SUPPORT_H_
 
 #include <unistd.h>
 
@@ -107,4 +107,4 @@ inline std::string Pattern(uint64_t bytes, uint64_t seed) {
 
 }  // namespace embcache
 
-#endif  // EMBCACHE_TESTS_GPU_CUDA_TEST_SUPPORT_H_
+#endif  // EMBCACHE_TESTS_CUDA_CUDA_TEST_SUPPORT_H_
