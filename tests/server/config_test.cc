@@ -314,8 +314,7 @@ TEST(ConfigTest, TcpIsEncryptedUnlessAskedForByName) {
 TEST(ConfigTest, AnAddressForTcpHasAHostAndAPort) {
   for (const char* bad :
        {"7070", ":7070", "host:", "host:port", "host:65536", "::1:7070", "[]:1"}) {
-    EXPECT_EQ(ParseConfig({absl::StrCat("--tcp-address=", bad), "--insecure-tcp"}, kHome).exit_code,
-              kExitUsage)
+    EXPECT_EQ(ParseConfig({absl::StrCat("--tcp-address=", bad)}, kHome).exit_code, kExitUsage)
         << bad;
   }
 }
