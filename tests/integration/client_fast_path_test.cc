@@ -158,7 +158,9 @@ TEST_F(FastClientTest, SixtyFourSessionsHitAtOnceWhileEntriesComeAndGo) {
   // What is deleted or replaced is used again at once: 64 MiB hold a thousand of these.
   for (int i = 0; i < 400; ++i) {
     const int k = i % kKeys;
-    if (i % 3 == 0) ASSERT_TRUE(client_->Delete(MakeKey(k)).ok());
+    if (i % 3 == 0) {
+      ASSERT_TRUE(client_->Delete(MakeKey(k)).ok());
+    }
     ASSERT_TRUE(PutFilled(*client_, MakeKey(k), static_cast<uint8_t>(k)).ok());
   }
   stop = true;
