@@ -24,9 +24,9 @@ class Reader {
   explicit Reader(TieredCache* cache, uint64_t max_pinned_bytes = 0)
       : cache_(cache), table_(*cache->OpenFastTable(max_pinned_bytes)) {
     const auto index = cache->FastIndexMemory();
-    fast_ = embcache_fast_open(index->read_only_fd(), index->bytes(),
-                               table_->memory().writable_fd(), table_->memory().bytes(),
-                               max_pinned_bytes);
+    fast_ =
+        embcache_fast_open(index->read_only_fd(), index->bytes(), table_->memory().writable_fd(),
+                           table_->memory().bytes(), max_pinned_bytes);
     EXPECT_NE(fast_, nullptr);
   }
   ~Reader() {
@@ -93,13 +93,13 @@ class FastPathTest : public CacheFixture {
 
 TEST_F(FastPathTest, AReaderFindsWhatWasPutWithAllThatBelongsToIt) {
   Start(8);
-  ReserveRequest request{.key = TestKey("a"),
-                         .layout = *LayOutTensors(
-                             {{.name = "main", .dtype = DType::kBF16, .shape = {8, 128}},
-                              {.name = "deepstack", .dtype = DType::kF32, .shape = {3}},
-                              {.name = "none", .absent = true}}),
-                         .metadata = {{"grid_thw", "1 2 3"}, {"empty", ""}},
-                         .encode_cost_us = 77};
+  ReserveRequest request{
+      .key = TestKey("a"),
+      .layout = *LayOutTensors({{.name = "main", .dtype = DType::kBF16, .shape = {8, 128}},
+                                {.name = "deepstack", .dtype = DType::kF32, .shape = {3}},
+                                {.name = "none", .absent = true}}),
+      .metadata = {{"grid_thw", "1 2 3"}, {"empty", ""}},
+      .encode_cost_us = 77};
   ReservationId id = 0;
   cache_->Reserve(request, [&](absl::StatusOr<ReservedPlace> place) { id = place->id; });
   const uint64_t generation = cache_->Commit(id)->generation();
