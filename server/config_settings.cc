@@ -314,9 +314,10 @@ std::vector<Setting> PlaceAndMemorySettings() {
       Switch("huge-pages", &Config::huge_pages, "ask for transparent huge pages"),
       Switch("fast-path", &Config::fast_path,
              "let clients read hits from a shared index, without a call; not with a lease-ttl"),
-      Count("fast-index-entries", &Config::fast_index_entries, 0, uint64_t{1} << 24,
-            "entries that they can find so, 640 bytes of memory each as they come; 0 = one for every "
-            "64 KiB of L1 + L2, at most 1048576"),
+      Count(
+          "fast-index-entries", &Config::fast_index_entries, 0, uint64_t{1} << 24,
+          "entries that they can find so, 640 bytes of memory each as they come; 0 = one for every "
+          "64 KiB of L1 + L2, at most 1048576"),
       Path("l3-dir", &Config::l3_dir, "directory of the SSD tier; empty = no such tier",
            "$XDG_CACHE_HOME/embcache, else $HOME/.cache/embcache"),
       Size("l3-capacity", &Config::l3_capacity_bytes, kMinStoreBytes, kMaxDiskBytes,

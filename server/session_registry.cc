@@ -390,8 +390,7 @@ std::vector<SessionSnapshot> SessionRegistry::Sessions() const {
   for (const auto& [token, session] : sessions_) {
     snapshots.push_back({session.peer, std::string(StateName(static_cast<int>(session.state))),
                          session.leases.size() + session.fast_pins(), session.reservations.size(),
-                         session.pinned_bytes + session.fast_bytes(),
-                         now - session.opened});
+                         session.pinned_bytes + session.fast_bytes(), now - session.opened});
   }
   std::sort(snapshots.begin(), snapshots.end(),
             [](const auto& a, const auto& b) { return a.age > b.age; });
@@ -428,9 +427,9 @@ absl::Status SessionRegistry::CheckQuotaLocked(const Session& session, uint64_t 
   const uint64_t pinned = session.pinned_bytes + session.fast_bytes();
   if (pinned == 0 && count == 1) return absl::OkStatus();  // one entry of any size
   if (limit != 0 && (pinned > limit || bytes > limit - pinned)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("pinned bytes of session \"", session.peer.name, "\": ", pinned,
-                     " held + ", bytes, " asked > ", limit));
+    return absl::ResourceExhaustedError(absl::StrCat("pinned bytes of session \"",
+                                                     session.peer.name, "\": ", pinned, " held + ",
+                                                     bytes, " asked > ", limit));
   }
   return absl::OkStatus();
 }

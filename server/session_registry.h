@@ -179,8 +179,8 @@ class SessionRegistry {
     uint64_t held() const {
       return leases.size() + reservations.size() + begun_reservations + shared_leases + fast_pins();
     }
-    // Of what a process that is gone, or has no connection, may still be using. A process that lives
-    // may go on pinning by way of its table.
+    // Of what a process that is gone, or has no connection, may still be using. A process that
+    // lives may go on pinning by way of its table.
     bool holds_nothing() const {
       return leases.empty() && reservations.empty() &&
              (fast == nullptr || (state == State::kQuarantined && fast_pins() == 0));

@@ -19,7 +19,7 @@ namespace embcache {
 
 // One model's namespace. Never destroyed while the cache lives.
 struct CacheModel {
-  ModelStats stats;   // stats.model_epoch is the epoch in force
+  ModelStats stats;      // stats.model_epoch is the epoch in force
   uint32_t fast_id = 0;  // its place among the shared index's model epochs
 };
 

@@ -92,8 +92,8 @@ absl::StatusOr<std::unique_ptr<FastIndex>> FastIndex::Create(MemoryResource* mem
       RoundUp(sizeof(embcache_fast_header) + EMBCACHE_FAST_MODELS * sizeof(uint64_t), 64);
   const uint64_t blobs_at =
       RoundUp(slots_at + slots * sizeof(embcache_fast_slot), SegmentArena::kAlignment);
-  const uint64_t bytes =
-      RoundUp(blobs_at + entries * kBlobBytesPerEntry, std::max<uint64_t>(memory->granularity(), 1));
+  const uint64_t bytes = RoundUp(blobs_at + entries * kBlobBytesPerEntry,
+                                 std::max<uint64_t>(memory->granularity(), 1));
   absl::StatusOr<std::unique_ptr<MemorySegment>> segment =
       memory->Allocate("embcache-index", bytes);
   if (!segment.ok()) return segment.status();

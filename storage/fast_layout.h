@@ -38,10 +38,10 @@ enum { EMBCACHE_FAST_MODELS = 4096 };
 struct embcache_fast_header {
   uint64_t magic;
   uint32_t version;
-  uint32_t state;        // atomic: enum embcache_fast_state
-  uint64_t slot_mask;    // number of slots - 1
-  uint64_t slots_at;     // offset of the first slot
-  uint64_t blobs_at;     // of the blobs
+  uint32_t state;      // atomic: enum embcache_fast_state
+  uint64_t slot_mask;  // number of slots - 1
+  uint64_t slots_at;   // offset of the first slot
+  uint64_t blobs_at;   // of the blobs
   uint64_t blobs_bytes;
   uint64_t total_bytes;
   uint64_t unused;
@@ -54,10 +54,10 @@ struct embcache_fast_slot {
   uint64_t hash_high;
   // Of one stay of one entry in one place; never used again. What pins name.
   uint64_t publication;
-  uint64_t blob;             // offset from the start of the index
-  int64_t expires_unix_ms;   // 0: never
-  uint64_t model_epoch;      // in force only while the model's word says the same
-  uint32_t model;            // index into the model epochs
+  uint64_t blob;            // offset from the start of the index
+  int64_t expires_unix_ms;  // 0: never
+  uint64_t model_epoch;     // in force only while the model's word says the same
+  uint32_t model;           // index into the model epochs
   uint32_t unused;
 };
 

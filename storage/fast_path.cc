@@ -133,7 +133,8 @@ uint64_t FastPath::WantedEntries() const {
 }
 
 void FastPath::Replace(std::unique_ptr<FastIndex> index) {
-  // No pin is taken by way of the old one from here on: a reader looks at its state after its fence.
+  // No pin is taken by way of the old one from here on: a reader looks at its state after its
+  // fence.
   index_->SetState(EMBCACHE_FAST_MOVED);
   index_ = std::move(index);
   ++index_serial_;

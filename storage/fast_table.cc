@@ -15,7 +15,8 @@ constexpr uint64_t kMostTouches = uint64_t{1} << 32;
 absl::StatusOr<std::shared_ptr<FastTable>> FastTable::Create(MemoryResource* memory,
                                                              uint64_t max_pinned_bytes) {
   const uint64_t granularity = memory->granularity();
-  const uint64_t bytes = (sizeof(embcache_fast_table) + granularity - 1) / granularity * granularity;
+  const uint64_t bytes =
+      (sizeof(embcache_fast_table) + granularity - 1) / granularity * granularity;
   absl::StatusOr<std::unique_ptr<MemorySegment>> segment = memory->Allocate("embcache-pins", bytes);
   if (!segment.ok()) return segment.status();
   return std::shared_ptr<FastTable>(new FastTable(*std::move(segment), max_pinned_bytes));

@@ -1,6 +1,6 @@
-// FastTable: the daemon's view of one session's pin table (storage/fast_layout.h). The client writes
-// it as it likes, so every number in it is checked before use, and nothing here follows one: a table
-// of rubbish costs a bounded look.
+// FastTable: the daemon's view of one session's pin table (storage/fast_layout.h). The client
+// writes it as it likes, so every number in it is checked before use, and nothing here follows one:
+// a table of rubbish costs a bounded look.
 //
 // Reading is thread-safe; Drain is for one thread at a time.
 
@@ -47,8 +47,8 @@ class FastTable {
   bool Holds(uint64_t publication) const;
   uint64_t CountPins() const;
 
-  // Calls `touch` with the publications touched since the last time, as far as they are still known,
-  // and answers how many touches went unrecorded.
+  // Calls `touch` with the publications touched since the last time, as far as they are still
+  // known, and answers how many touches went unrecorded.
   uint64_t Drain(absl::FunctionRef<void(uint64_t publication)> touch);
 
   // As FastPath last found it: the entries that are pinned through this table and exist.

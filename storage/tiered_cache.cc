@@ -15,7 +15,6 @@ constexpr size_t kMaxModels = 4096;
 static_assert(kMaxModels <= EMBCACHE_FAST_MODELS);
 constexpr size_t kMaxModelsByLookup = kMaxModels / 2;
 
-
 constexpr int kSweepEntriesPerTick = 4096;
 
 }  // namespace

@@ -257,8 +257,8 @@ class TieredCache {
   // The shared index, or nullptr: there is none. It is another one when it has grown, which happens
   // in Tick only.
   std::shared_ptr<const MemorySegment> FastIndexMemory() const;
-  // A pin table for a session that may pin `max_pinned_bytes` (0 = no bound), whose pins count until
-  // it is closed. FAILED_PRECONDITION: no fast path.
+  // A pin table for a session that may pin `max_pinned_bytes` (0 = no bound), whose pins count
+  // until it is closed. FAILED_PRECONDITION: no fast path.
   absl::StatusOr<std::shared_ptr<const FastTable>> OpenFastTable(uint64_t max_pinned_bytes);
   void CloseFastTable(const FastTable& table);
   // Brings the tables' pinned_bytes() up to date.

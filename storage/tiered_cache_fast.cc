@@ -1,5 +1,5 @@
-// The cache's side of the fast path: what is published when, and what becomes of ranges that readers
-// still hold after their entry has left. See fast_path.h.
+// The cache's side of the fast path: what is published when, and what becomes of ranges that
+// readers still hold after their entry has left. See fast_path.h.
 //
 // Every entry that is reachable and whole in a memory tier is published, as long as there is room;
 // LinkLocked and UnlinkLocked are the only places where that changes. A range that is still held

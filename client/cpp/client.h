@@ -6,7 +6,8 @@
 //
 // The bytes of an entry are never copied by a get: a Lease is a view into memory that the daemon
 // owns and this process has mapped. Mostly not even a call is made: the client looks into an index
-// that the daemon shares with it, and asks only for what it does not find there. The bytes neither change nor move until the Lease is destroyed.
+// that the daemon shares with it, and asks only for what it does not find there. The bytes neither
+// change nor move until the Lease is destroyed.
 //
 // Threads: Client is thread-safe. A Lease or Reservation may be moved between threads, but is used
 // by one at a time.

@@ -85,9 +85,8 @@ std::optional<Lease> FastGet(const std::shared_ptr<Session>& session, const Key&
   held->fast_pin = hit.pin;
   held->tensors = ReadTensors(entry);
   held->bytes = entry.bytes;
-  const bool met = std::all_of(expect.begin(), expect.end(), [&](const Expectation& want) {
-    return Meets(held->tensors, want);
-  });
+  const bool met = std::all_of(expect.begin(), expect.end(),
+                               [&](const Expectation& want) { return Meets(held->tensors, want); });
   const auto place =
       session->Resolve(entry.segment, entry.segment_generation, entry.offset, entry.bytes);
   if (!met || !place.ok() || !CheckBounds(*held).ok() || !session->TakeHold(0)) {

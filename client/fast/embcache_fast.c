@@ -51,7 +51,8 @@ static void watch_forks(void) { pthread_atfork(NULL, NULL, in_forked_child); }
 
 uint32_t embcache_fast_version(void) { return EMBCACHE_FAST_VERSION; }
 
-// --- Mapping --------------------------------------------------------------------------------------
+// --- Mapping
+// --------------------------------------------------------------------------------------
 
 static void* map(int fd, uint64_t bytes, int protection) {
   struct stat file;
@@ -119,7 +120,8 @@ void embcache_fast_close(embcache_fast* fast) {
   free(fast);
 }
 
-// --- Lanes ----------------------------------------------------------------------------------------
+// --- Lanes
+// ----------------------------------------------------------------------------------------
 
 static int try_lane(embcache_fast* fast, uint32_t lane) {
   if (__atomic_exchange_n(&fast->lanes[lane].taken, 1, __ATOMIC_ACQUIRE) != 0) return 0;
@@ -189,7 +191,8 @@ static void record(struct embcache_fast_lane* lane, uint64_t publication) {
   __atomic_store_n(&lane->touch_count, count + 1, __ATOMIC_RELEASE);
 }
 
-// --- Hits -----------------------------------------------------------------------------------------
+// --- Hits
+// -----------------------------------------------------------------------------------------
 
 void embcache_fast_hash(const void* key, size_t key_bytes, uint64_t hash[2]) {
   const XXH128_hash_t value = XXH3_128bits(key, key_bytes);
@@ -259,7 +262,7 @@ int embcache_fast_get(embcache_fast* fast, const void* key, size_t key_bytes,
   return 0;
 }
 
-_Static_assert(EMBCACHE_FAST_LANES * EMBCACHE_FAST_LANE_PINS <= 1 << 10, "a pin has 10 bits");
+_Static_assert(EMBCACHE_FAST_LANES* EMBCACHE_FAST_LANE_PINS <= 1 << 10, "a pin has 10 bits");
 
 uint64_t embcache_fast_get_number(embcache_fast* fast, const embcache_fast_key* key, int touch) {
   embcache_fast_hit hit;

@@ -51,34 +51,35 @@ int embcache_fast_replace_index(embcache_fast* fast, int index_fd, uint64_t inde
 /* Unmaps. No pin may be in use any more. */
 void embcache_fast_close(embcache_fast* fast);
 
-/* XXH3-128 of an encoded key: u8 length, model; u8 length, content hash; u16 (little endian) length,
- * variant. */
+/* XXH3-128 of an encoded key: u8 length, model; u8 length, content hash; u16 (little endian)
+ * length, variant. */
 void embcache_fast_hash(const void* key, size_t key_bytes, uint64_t hash[2]);
 
 /* 1: `hit` is pinned. 0: not found here; ask the daemon. With `touch` the hit is recorded, which
  * counts it and makes the entry a recently used one. */
 int embcache_fast_get(embcache_fast* fast, const void* key, size_t key_bytes,
                       const uint64_t hash[2], int touch, embcache_fast_hit* hit);
-/* Records a hit that was got without `touch`. 0: it could not, and the caller has to release the hit
- * and ask the daemon, so that every get is counted once. */
+/* Records a hit that was got without `touch`. 0: it could not, and the caller has to release the
+ * hit and ask the daemon, so that every get is counted once. */
 int embcache_fast_touch(embcache_fast* fast, uint64_t publication);
 /* The bytes may change from now on. */
 void embcache_fast_release(embcache_fast* fast, uint32_t pin);
 
-/* What the session holds by leases and reservations, which counts against the same limit: `bytes` more,
- * or less. */
+/* What the session holds by leases and reservations, which counts against the same limit: `bytes`
+ * more, or less. */
 void embcache_fast_charge(embcache_fast* fast, int64_t bytes);
 
 /* A lane is what one thread at a time pins and records through. embcache_fast_get takes one for as
- * long as it runs; a thread with a lane of its own saves that. -1: all are taken. Give it back before
- * closing or not at all. */
+ * long as it runs; a thread with a lane of its own saves that. -1: all are taken. Give it back
+ * before closing or not at all. */
 int embcache_fast_take_lane(embcache_fast* fast);
 void embcache_fast_give_lane(embcache_fast* fast, int lane);
 /* As embcache_fast_get. */
 int embcache_fast_get_in_lane(embcache_fast* fast, int lane, const void* key, size_t key_bytes,
                               const uint64_t hash[2], int touch, embcache_fast_hit* hit);
 
-/* --- For callers to whom a call with many arguments is dear (Python's ctypes) ------------------ */
+/* --- For callers to whom a call with many arguments is dear (Python's ctypes) ------------------
+ */
 
 /* Made once for each key; the bytes must outlive it. */
 typedef struct embcache_fast_key {
@@ -88,13 +89,14 @@ typedef struct embcache_fast_key {
 } embcache_fast_key;
 
 /* As embcache_fast_get, but answers in one number: the pin in the lowest 10 bits, above them the
- * publication; 0: not found here. What an entry says never changes under one publication, so it need
- * be read only once. */
+ * publication; 0: not found here. What an entry says never changes under one publication, so it
+ * need be read only once. */
 uint64_t embcache_fast_get_number(embcache_fast* fast, const embcache_fast_key* key, int touch);
 /* The entry that a pin holds. */
 const struct embcache_fast_blob* embcache_fast_entry(embcache_fast* fast, uint32_t pin);
 
-/* --- What an entry says ------------------------------------------------------------------------ */
+/* --- What an entry says ------------------------------------------------------------------------
+ */
 
 static inline const struct embcache_fast_tensor* embcache_fast_tensors(
     const struct embcache_fast_blob* entry) {

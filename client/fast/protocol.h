@@ -106,7 +106,7 @@ static inline void embcache_fast_unpin(uint64_t* pin) {
 
 // Whether the epoch of the entry's model is still the one it was put in.
 static inline int embcache_fast_is_of_epoch(const struct embcache_fast_header* index,
-                                        const struct embcache_fast_found* found) {
+                                            const struct embcache_fast_found* found) {
   return found->model < EMBCACHE_FAST_MODELS &&
          __atomic_load_n(&embcache_fast_model_epochs(index)[found->model], __ATOMIC_ACQUIRE) ==
              found->model_epoch;

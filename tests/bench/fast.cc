@@ -72,8 +72,8 @@ class Index {
 
   // The same without what makes it safe: no pin, no second look, no touch.
   absl::StatusOr<double> TimeProbes(uint64_t gets) {
-    const auto* index = reinterpret_cast<const embcache_fast_header*>(
-        index_->memory()->host_data());
+    const auto* index =
+        reinterpret_cast<const embcache_fast_header*>(index_->memory()->host_data());
     return Time(gets, [index](const std::string& key) -> uint64_t {
       uint64_t hash[2];
       embcache_fast_hash(key.data(), key.size(), hash);
@@ -98,10 +98,10 @@ class Index {
     const absl::StatusOr<CacheKey> cache_key =
         CacheKey::Create(key.model, key.content_hash, key.variant);
     if (!cache_key.ok()) return cache_key.status();
-    EntryInfo info{.key = *cache_key,
-                   .layout = *LayOutTensors({{.name = "main", .dtype = DType::kBF16,
-                                              .shape = {512, 2048}}}),
-                   .metadata = {{"grid_thw", "1,64,64"}}};
+    EntryInfo info{
+        .key = *cache_key,
+        .layout = *LayOutTensors({{.name = "main", .dtype = DType::kBF16, .shape = {512, 2048}}}),
+        .metadata = {{"grid_thw", "1,64,64"}}};
     keys_.emplace_back(cache_key->encoded());
     const FastEntry entry{.info = &info, .location = {.offset = number << 21, .bytes = kBytes}};
     const bool inserted =
@@ -135,8 +135,8 @@ absl::Status CompareWithProbe(Report* report, const std::string& name, uint64_t 
   auto index = Index::Create(entries);
   if (!index.ok()) return index.status();
   constexpr uint64_t kGets = 200'000;
-  const auto compared = Interleave(15, [&] { return (*index)->TimeHits(kGets); },
-                                   [&] { return (*index)->TimeProbes(kGets); });
+  const auto compared = Interleave(
+      15, [&] { return (*index)->TimeHits(kGets); }, [&] { return (*index)->TimeProbes(kGets); });
   if (!compared.ok()) return compared.status();
   report->Add({name, compared->value, "ns", compared->baseline, compared->ratio, AtMost(1.5),
                absl::StrCat("find, pin, check, touch, unpin among ", entries,
@@ -167,7 +167,8 @@ absl::Status FastHitCall(Report* report) {
                                    MedianLatency(300, [&] { return Hit(**caller, key); }));
   if (!compared.ok()) return compared.status();
   report->Add({"fast-hit-call", compared->value, "us", compared->baseline, compared->ratio,
-               AtMost(0.01), "the C++ client's get and the end of its lease, against the same by call"});
+               AtMost(0.01),
+               "the C++ client's get and the end of its lease, against the same by call"});
   return absl::OkStatus();
 }
 

@@ -23,10 +23,10 @@ namespace {
 enum class Machine { kTso, kRelaxed };
 
 struct Protocol {
-  bool fence = true;          // the reader's
-  bool check = true;          // the reader's second look
-  bool pin = true;            // the reader's store
-  bool daemon_fence = true;   // between unlinking and looking for pins
+  bool fence = true;         // the reader's
+  bool check = true;         // the reader's second look
+  bool pin = true;           // the reader's store
+  bool daemon_fence = true;  // between unlinking and looking for pins
 };
 
 enum Variable : uint8_t { kSeq, kPublication, kPayload, kPin, kVariables };
@@ -42,8 +42,8 @@ struct Store {
 struct Thread {
   uint8_t pc = 0;
   uint8_t round = 0;
-  uint8_t seq = 0;          // what it read
-  uint8_t publication = 0;  // likewise
+  uint8_t seq = 0;            // what it read
+  uint8_t publication = 0;    // likewise
   std::vector<Store> stores;  // not visible yet
 
   auto operator<=>(const Thread&) const = default;
@@ -234,8 +234,7 @@ TEST_P(FastProtocolModelTest, EveryPartIsNeeded) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Machines, FastProtocolModelTest,
-                         ::testing::Values(Machine::kTso, Machine::kRelaxed),
-                         [](const auto& info) {
+                         ::testing::Values(Machine::kTso, Machine::kRelaxed), [](const auto& info) {
                            return info.param == Machine::kTso ? "Tso" : "Relaxed";
                          });
 

@@ -14,57 +14,10 @@
 #include "gpu/host_memory.h"
 #include "gtest/gtest.h"
 #include "tests/unit/cache_fixture.h"
+#include "tests/unit/fast_reader.h"
 
 namespace embcache {
 namespace {
-
-// One client: its table, and its view of the index.
-class Reader {
- public:
-  explicit Reader(TieredCache* cache, uint64_t max_pinned_bytes = 0)
-      : cache_(cache), table_(*cache->OpenFastTable(max_pinned_bytes)) {
-    const auto index = cache->FastIndexMemory();
-    fast_ = embcache_fast_open(index->read_only_fd(), index->bytes(),
-                               table_->memory().writable_fd(), table_->memory().bytes(),
-                               max_pinned_bytes);
-    EXPECT_NE(fast_, nullptr);
-  }
-  ~Reader() {
-    embcache_fast_close(fast_);
-    cache_->CloseFastTable(*table_);
-  }
-
-  std::optional<embcache_fast_hit> Get(const CacheKey& key) {
-    const absl::string_view encoded = key.encoded();
-    uint64_t hash[2];
-    embcache_fast_hash(encoded.data(), encoded.size(), hash);
-    embcache_fast_hit hit;
-    if (!embcache_fast_get(fast_, encoded.data(), encoded.size(), hash, 1, &hit)) {
-      return std::nullopt;
-    }
-    return hit;
-  }
-  std::optional<embcache_fast_hit> Get(absl::string_view name) { return Get(TestKey(name)); }
-  bool Hits(absl::string_view name) {
-    const auto hit = Get(name);
-    if (hit.has_value()) Release(*hit);
-    return hit.has_value();
-  }
-  void Release(const embcache_fast_hit& hit) { embcache_fast_release(fast_, hit.pin); }
-  bool FollowIndex() {
-    const auto index = cache_->FastIndexMemory();
-    return embcache_fast_replace_index(fast_, index->read_only_fd(), index->bytes()) == 1;
-  }
-  // The pin table as a broken client may write it.
-  embcache_fast_table* table() {
-    return reinterpret_cast<embcache_fast_table*>(table_->memory().host_data());
-  }
-
- private:
-  TieredCache* const cache_;
-  const std::shared_ptr<const FastTable> table_;
-  embcache_fast* fast_ = nullptr;
-};
 
 class FastPathTest : public CacheFixture {
  protected:
@@ -93,17 +46,17 @@ class FastPathTest : public CacheFixture {
 
 TEST_F(FastPathTest, AReaderFindsWhatWasPutWithAllThatBelongsToIt) {
   Start(8);
-  ReserveRequest request{.key = TestKey("a"),
-                         .layout = *LayOutTensors(
-                             {{.name = "main", .dtype = DType::kBF16, .shape = {8, 128}},
-                              {.name = "deepstack", .dtype = DType::kF32, .shape = {3}},
-                              {.name = "none", .absent = true}}),
-                         .metadata = {{"grid_thw", "1 2 3"}, {"empty", ""}},
-                         .encode_cost_us = 77};
+  ReserveRequest request{
+      .key = TestKey("a"),
+      .layout = *LayOutTensors({{.name = "main", .dtype = DType::kBF16, .shape = {8, 128}},
+                                {.name = "deepstack", .dtype = DType::kF32, .shape = {3}},
+                                {.name = "none", .absent = true}}),
+      .metadata = {{"grid_thw", "1 2 3"}, {"empty", ""}},
+      .encode_cost_us = 77};
   ReservationId id = 0;
   cache_->Reserve(request, [&](absl::StatusOr<ReservedPlace> place) { id = place->id; });
   const uint64_t generation = cache_->Commit(id)->generation();
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   const auto hit = reader.Get("a");
   ASSERT_TRUE(hit.has_value());
   const embcache_fast_blob& entry = *hit->entry;
@@ -136,7 +89,7 @@ TEST_F(FastPathTest, AReaderFindsWhatWasPutWithAllThatBelongsToIt) {
 TEST_F(FastPathTest, WhatIsNotThereIsNotFound) {
   Start(8);
   ASSERT_TRUE(Put("a", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   EXPECT_TRUE(reader.Hits("a"));
   EXPECT_FALSE(reader.Hits("b"));
   EXPECT_FALSE(reader.Get(TestKey("a", "another model")).has_value());
@@ -145,7 +98,7 @@ TEST_F(FastPathTest, WhatIsNotThereIsNotFound) {
 TEST_F(FastPathTest, HitsAreCountedLikeThoseOfCalls) {
   Start(8);
   ASSERT_TRUE(Put("a", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(reader.Hits("a"));
   Get("a").handle.Reset();
   Get("absent");
@@ -161,7 +114,7 @@ TEST_F(FastPathTest, HitsAreCountedLikeThoseOfCalls) {
 TEST_F(FastPathTest, MoreTouchesThanTheRingHoldsAreCountedAllTheSame) {
   Start(8);
   ASSERT_TRUE(Put("a", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   for (int i = 0; i < 2000; ++i) EXPECT_TRUE(reader.Hits("a"));
   const CacheStats stats = Stats();
   EXPECT_EQ(stats.hits, 2000u);
@@ -172,7 +125,7 @@ TEST_F(FastPathTest, MoreTouchesThanTheRingHoldsAreCountedAllTheSame) {
 TEST_F(FastPathTest, AHitMakesTheEntryTheLastToLeave) {
   Start(4);
   for (const char* name : {"a", "b", "c", "d"}) ASSERT_TRUE(Put(name, 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   EXPECT_TRUE(reader.Hits("a"));
   ASSERT_TRUE(Put("e", 1).ok());
   EXPECT_EQ(TierOfKey("a"), "l1");
@@ -183,7 +136,7 @@ TEST_F(FastPathTest, APinnedEntryIsNoVictim) {
   Start(2);
   ASSERT_TRUE(Put("a", 1, 'a').ok());
   ASSERT_TRUE(Put("b", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   const auto hit = reader.Get("a");
   ASSERT_TRUE(hit.has_value());
   ASSERT_TRUE(reader.Hits("b"));  // more recently used
@@ -198,7 +151,7 @@ TEST_F(FastPathTest, APinnedEntryIsNoVictim) {
 TEST_F(FastPathTest, WhenAllIsPinnedAPutFailsUntilSomethingIsReleased) {
   Start(1);
   ASSERT_TRUE(Put("a", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   const auto hit = reader.Get("a");
   ASSERT_TRUE(hit.has_value());
   EXPECT_TRUE(absl::IsResourceExhausted(Put("b", 1)));
@@ -210,7 +163,7 @@ TEST_F(FastPathTest, WhenAllIsPinnedAPutFailsUntilSomethingIsReleased) {
 TEST_F(FastPathTest, ADeletedEntryIsNotFoundButItsBytesStayForWhoHoldsIt) {
   Start(1);
   ASSERT_TRUE(Put("a", 1, 'a').ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   const auto hit = reader.Get("a");
   ASSERT_TRUE(hit.has_value());
   ASSERT_TRUE(*Delete(TestKey("a")));
@@ -228,7 +181,7 @@ TEST_F(FastPathTest, ADeletedEntryIsNotFoundButItsBytesStayForWhoHoldsIt) {
 TEST_F(FastPathTest, AReplacedEntryIsServedAnewAndTheOldBytesStayForWhoHoldsThem) {
   Start(2);
   ASSERT_TRUE(Put("a", 1, '1').ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   const auto old = reader.Get("a");
   ASSERT_TRUE(old.has_value());
   ASSERT_TRUE(Put("a", 1, '2').ok());
@@ -246,7 +199,7 @@ TEST_F(FastPathTest, AReplacedEntryIsServedAnewAndTheOldBytesStayForWhoHoldsThem
 TEST_F(FastPathTest, AnEntryOfAnOldEpochIsNotFoundFromTheAdvanceOn) {
   Start(4);
   ASSERT_TRUE(Put("a", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   EXPECT_TRUE(reader.Hits("a"));
   cache_->AdvanceEpoch("model", [](absl::StatusOr<uint64_t>) {});
   EXPECT_FALSE(reader.Hits("a"));
@@ -259,7 +212,7 @@ TEST_F(FastPathTest, AnEntryPastItsTimeIsNotFound) {
   clock_.Advance(absl::Now() - clock_.Now());  // readers look at the real clock
   ASSERT_TRUE(PutAndPin(TestKey("short"), kUnit, 'x', absl::Nanoseconds(1)).ok());
   ASSERT_TRUE(PutAndPin(TestKey("long"), kUnit, 'x', absl::Hours(1)).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   EXPECT_FALSE(reader.Hits("short"));
   EXPECT_TRUE(reader.Hits("long"));
 }
@@ -267,7 +220,7 @@ TEST_F(FastPathTest, AnEntryPastItsTimeIsNotFound) {
 TEST_F(FastPathTest, ADemotedEntryIsFoundInItsNewPlaceAndTheOldOneStaysForWhoHoldsIt) {
   Start(1, 2);
   ASSERT_TRUE(Put("a", 1, 'a').ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   auto reserved = StartReserve(TestKey("b"), kUnit);  // the demotion of "a" begins
   const auto hit = reader.Get("a");                   // while it is being copied
   ASSERT_TRUE(hit.has_value());
@@ -292,7 +245,7 @@ TEST_F(FastPathTest, AHitInL2IsServedThereAndPromotedByTheTick) {
   ASSERT_TRUE(Put("a", 1, 'a').ok());
   ASSERT_TRUE(Put("b", 1, 'b').ok());
   ASSERT_EQ(TierOfKey("a"), "l2");
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   EXPECT_TRUE(reader.Hits("a"));
   EXPECT_EQ(TierOfKey("a"), "l2");
   EXPECT_EQ(Stats().memory[1].hits, 1u);
@@ -307,7 +260,7 @@ TEST_F(FastPathTest, TheIndexGrowsAndWhatWasPinnedBeforeStaysPinned) {
   Start(2 * FastPath::kFirstEntries, 0, 3 * FastPath::kFirstEntries);
   const int entries = FastPath::kFirstEntries + 100;
   ASSERT_TRUE(Put("first", 1, 'f').ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   const auto hit = reader.Get("first");
   ASSERT_TRUE(hit.has_value());
   for (int i = 0; i < entries; ++i) {
@@ -332,7 +285,7 @@ TEST_F(FastPathTest, WhatFindsNoRoomInTheIndexIsPublishedWhenItIsHitAndThereIsRo
   Start(8, 0, 1);
   ASSERT_TRUE(Put("a", 1).ok());
   ASSERT_TRUE(Put("b", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   EXPECT_TRUE(reader.Hits("a"));
   EXPECT_FALSE(reader.Hits("b"));
   ASSERT_TRUE(*Delete(TestKey("a")));
@@ -344,7 +297,7 @@ TEST_F(FastPathTest, ThePinsOfATableThatIsClosedCountForNothing) {
   Start(1);
   ASSERT_TRUE(Put("a", 1).ok());
   {
-    Reader reader(cache_.get());
+    FastReader reader(cache_.get());
     ASSERT_TRUE(reader.Get("a").has_value());
     EXPECT_TRUE(absl::IsResourceExhausted(Put("b", 1)));
   }
@@ -354,7 +307,7 @@ TEST_F(FastPathTest, ThePinsOfATableThatIsClosedCountForNothing) {
 TEST_F(FastPathTest, AReaderStopsAtItsQuota) {
   Start(8);
   for (const char* name : {"a", "b", "c"}) ASSERT_TRUE(Put(name, 1).ok());
-  Reader reader(cache_.get(), 2 * kUnit);
+  FastReader reader(cache_.get(), 2 * kUnit);
   const auto a = reader.Get("a");
   const auto b = reader.Get("b");
   ASSERT_TRUE(a.has_value() && b.has_value());
@@ -368,7 +321,7 @@ TEST_F(FastPathTest, WhoPinsMoreThanItsQuotaIsIgnored) {
   Start(2);
   ASSERT_TRUE(Put("a", 1).ok());
   ASSERT_TRUE(Put("b", 1).ok());
-  Reader reader(cache_.get(), kUnit);
+  FastReader reader(cache_.get(), kUnit);
   const uint64_t a = [&] {
     const auto hit = reader.Get("a");
     reader.Release(*hit);
@@ -386,8 +339,8 @@ TEST_F(FastPathTest, WhoPinsMoreThanItsQuotaIsIgnored) {
 TEST_F(FastPathTest, ATableOfRubbishHarmsNobody) {
   Start(4);
   for (const char* name : {"a", "b", "c", "d"}) ASSERT_TRUE(Put(name, 1, name[0]).ok());
-  Reader honest(cache_.get());
-  Reader rubbish(cache_.get());
+  FastReader honest(cache_.get());
+  FastReader rubbish(cache_.get());
   std::memset(rubbish.table(), 0xA5, sizeof(embcache_fast_table));
   const auto hit = honest.Get("a");
   ASSERT_TRUE(hit.has_value());
@@ -404,7 +357,7 @@ TEST_F(FastPathTest, ATableOfRubbishHarmsNobody) {
 TEST_F(FastPathTest, AStoppedIndexAnswersNothingAndPinsStay) {
   Start(1);
   ASSERT_TRUE(Put("a", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   const auto hit = reader.Get("a");
   ASSERT_TRUE(hit.has_value());
   cache_->StopFastPath();
@@ -418,7 +371,7 @@ TEST_F(FastPathTest, ASlotLeftHalfWrittenIsPassedOver) {
   Start(4);
   ASSERT_TRUE(Put("a", 1).ok());
   ASSERT_TRUE(Put("b", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   // As if the daemon had been killed in the middle of a write.
   char* base = cache_->FastIndexMemory()->host_data();
   const auto* header = reinterpret_cast<const embcache_fast_header*>(base);
@@ -434,7 +387,7 @@ TEST_F(FastPathTest, ASlotLeftHalfWrittenIsPassedOver) {
 TEST_F(FastPathTest, MoreThanALaneOfPinsAreHeldAtOnce) {
   Start(4);
   ASSERT_TRUE(Put("a", 1).ok());
-  Reader reader(cache_.get());
+  FastReader reader(cache_.get());
   std::vector<embcache_fast_hit> hits;
   while (const auto hit = reader.Get("a")) hits.push_back(*hit);
   EXPECT_EQ(hits.size(), size_t{EMBCACHE_FAST_LANES * EMBCACHE_FAST_LANE_PINS});

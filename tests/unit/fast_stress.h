@@ -1,10 +1,11 @@
 // The protocol of a hit without a call under stress: one writer takes entries away as the daemon
-// does, readers pin them as clients do, and every byte read under a pin says whether it may be read.
+// does, readers pin them as clients do, and every byte read under a pin says whether it may be
+// read.
 //
-// Included by four tests, of which three leave out one part of the protocol (client/fast/protocol.h)
-// and must be found out. What makes a missing fence visible is the row of stores that miss the
-// caches, just before the pin: they fill the processor's store buffer, so that the pin becomes known
-// late, as it may.
+// Included by four tests, of which three leave out one part of the protocol
+// (client/fast/protocol.h) and must be found out. What makes a missing fence visible is the row of
+// stores that miss the caches, just before the pin: they fill the processor's store buffer, so that
+// the pin becomes known late, as it may.
 
 #ifndef EMBCACHE_TESTS_UNIT_FAST_STRESS_H_
 #define EMBCACHE_TESTS_UNIT_FAST_STRESS_H_
@@ -117,17 +118,16 @@ class FastStress {
       free_.pop_back();
       // Told apart by the key: a reader knows what it asked for.
       Fill(entry.cell, key + 1);
-      entry.publication = path_->Publish(
-          {.info = &infos_[key],
-           .location = {.offset = entry.cell, .bytes = kWords * sizeof(uint64_t)}},
-          nullptr);
+      entry.publication =
+          path_->Publish({.info = &infos_[key],
+                          .location = {.offset = entry.cell, .bytes = kWords * sizeof(uint64_t)}},
+                         nullptr);
       if (entry.publication == 0) free_.push_back(entry.cell);
     }
   }
 
   void Read(int reader) {
-    auto* table =
-        reinterpret_cast<embcache_fast_table*>(tables_[reader]->memory().host_data());
+    auto* table = reinterpret_cast<embcache_fast_table*>(tables_[reader]->memory().host_data());
     __atomic_store_n(&table->lanes[0].pins_used, 1, __ATOMIC_RELEASE);
     __atomic_store_n(&table->lanes_used, 1, __ATOMIC_RELEASE);
     uint64_t* const pin = &table->lanes[0].pins[0];
