@@ -18,8 +18,7 @@ absl::string_view OperationName(Operation operation) {
 }
 
 CacheService::CacheService(CacheServiceDeps deps)
-    : deps_(std::move(deps)),
-      started_(deps_.clock->MonotonicNow()) {
+    : deps_(std::move(deps)), started_(deps_.clock->MonotonicNow()) {
   for (const TieredCache::SegmentInfo& segment : deps_.cache->Segments()) {
     const char* data = segment.memory->host_data();
     if (data != nullptr) host_data_[segment.id] = data;
@@ -82,8 +81,8 @@ absl::Status CacheService::CheckBatch(absl::string_view field, int size) const {
 
 absl::StatusOr<Place> CacheService::PlaceFor(const CallContext& context, v1::Place place) const {
   const bool on_device = deps_.cache->l1_on_device();
-  const bool sees_device = on_device && context.session.has_value() &&
-                           deps_.registry->SeesDevice(*context.session);
+  const bool sees_device =
+      on_device && context.session.has_value() && deps_.registry->SeesDevice(*context.session);
   switch (place) {
     case v1::PLACE_ANY:
       return on_device && context.session.has_value() && !sees_device ? Place::kHost : Place::kAny;
@@ -212,9 +211,9 @@ class CacheService::GetCall final : public BatchCall {
         result->set_verdict(v1::GetResult::MISS);
         result->set_reason(MissReasonToProto(found->reason));
       } else {
-        answer_left -= service_->FillHit(context_, std::move(found->handle), found->source,
-                                         std::min(per_value, answer_left),
-                                         std::move(staged_[i]), result);
+        answer_left -=
+            service_->FillHit(context_, std::move(found->handle), found->source,
+                              std::min(per_value, answer_left), std::move(staged_[i]), result);
       }
     }
     // A pin must not outlive the call: whoever has the answer may release and destroy.

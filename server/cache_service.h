@@ -159,7 +159,7 @@ class CacheService {
                    uint64_t inline_limit, std::string staged, v1::GetResult* result);
 
   const CacheServiceDeps deps_;
-  const absl::Duration started_;  // monotonic
+  const absl::Duration started_;                          // monotonic
   absl::flat_hash_map<uint32_t, const char*> host_data_;  // of segments that this process can read
   std::atomic<bool> draining_ = false;
   std::array<LatencyHistogram, kOperations> latencies_;

@@ -236,10 +236,9 @@ void CacheService::Put(const CallContext& context, const v1::PutRequest& request
   if (status.ok()) status = CheckBatch("items", request.items_size());
   if (status.ok()) status = RequireWriter(context);
   if (!status.ok()) return done(std::move(status));
-  BatchCall::Begin(
-      std::make_unique<PutCall>(this, context, request, response, std::move(timer),
-                                std::move(done)),
-      request.items_size());
+  BatchCall::Begin(std::make_unique<PutCall>(this, context, request, response, std::move(timer),
+                                             std::move(done)),
+                   request.items_size());
 }
 
 // --- Reserve, Commit, Abort ----------------------------------------------------------------------
@@ -263,8 +262,8 @@ class CacheService::ReserveCall final : public BatchCall {
     const v1::PutItem& item = request_.items(i);
     if (!item.inline_().empty() || item.has_cuda()) {
       const absl::string_view field = item.has_cuda() ? "cuda" : "inline";
-      return Failed(i, absl::InvalidArgumentError(absl::StrCat("items[", i, "].", field,
-                                                               ": only Put takes ", field, " bytes")));
+      return Failed(i, absl::InvalidArgumentError(absl::StrCat(
+                           "items[", i, "].", field, ": only Put takes ", field, " bytes")));
     }
     absl::StatusOr<ReserveRequest> reserve = ReserveRequestFromProto(item);
     if (!reserve.ok()) return Failed(i, InField("items", i, "", reserve.status()));

@@ -351,7 +351,7 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
     return false;
   }
   spdlog::info("session of {} opened{}", Describe(connection->peer),
-               connection->peer.sees_device       ? ", sees the device"
+               connection->peer.sees_device   ? ", sees the device"
                : hello.device_uuids().empty() ? ""
                : options_.device_uuid.empty() ? ", sees a device, which is not used here"
                                               : ", sees another device than the one used here");

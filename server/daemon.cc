@@ -262,14 +262,15 @@ absl::Status Daemon::OpenSockets() {
   if (draining_) SetServing(false);
   if (device_ != nullptr) {
     SetDeviceServing(true);
-    device_->OnLost([this](const absl::Status& why) { DeviceLost(why); });
+    device_->OnLost(
+        [this, cache = cache_.get()](const absl::Status& why) { DeviceLost(cache, why); });
   }
   return absl::OkStatus();
 }
 
-// Runs inside a copy of the cache's, which therefore lives.
-void Daemon::DeviceLost(const absl::Status& why) {
-  cache_->LoseTier(TierId::kL1);
+// Runs inside a copy of the cache's, which therefore lives, even while Stop destroys it.
+void Daemon::DeviceLost(TieredCache* cache, const absl::Status& why) {
+  cache->LoseTier(TierId::kL1);
   {
     absl::MutexLock lock(&device_mu_);
     if (serving_) SetDeviceServing(false);
@@ -375,6 +376,7 @@ absl::Status Daemon::Stop() {
   // Clients may have it mapped until they see that their sessions are over.
   const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
   if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
+  if (device_ != nullptr) device_->OnLost({});  // freeing its memory may be what finds out
   registry_.reset();
   cache_.reset();
   store_.reset();

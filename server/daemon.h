@@ -66,7 +66,7 @@ class Daemon {
   absl::Status OpenCache();
   absl::Status CheckHostMemory() const;
   absl::Status OpenStore();
-  void DeviceLost(const absl::Status& why);
+  void DeviceLost(TieredCache* cache, const absl::Status& why);
   absl::Status OpenSockets();
   RpcServerOptions MakeRpcOptions() const;
   absl::Status OpenTcp();
@@ -78,7 +78,7 @@ class Daemon {
   const Token epoch_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> serving_ = false;  // Drain may use the servers
-  absl::Mutex device_mu_;  // held while the loss of the device is told to them
+  absl::Mutex device_mu_;              // held while the loss of the device is told to them
 
   SocketAccess access_;
   PeerRules peers_;

@@ -290,7 +290,8 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const Cach
   }
   if (entry == nullptr) {
     const std::optional<StoredPlace> place = FindStoredLocked(key);
-    const bool memory = TierOf(TierId::kL1).memory.enabled() || TierOf(TierId::kL2).memory.enabled();
+    const bool memory =
+        TierOf(TierId::kL1).memory.enabled() || TierOf(TierId::kL2).memory.enabled();
     if (!place.has_value() || !memory) return miss(MissReason::kAbsent);
     StartLoadLocked(key, model, *place, std::move(waiter), after);
     return std::nullopt;
@@ -389,8 +390,8 @@ void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> exp
 
 void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, Place place,
                          LookupCallback done) {
-  LookupWith(key, LookupWaiter{
-                      .expect = std::move(expect), .done = std::move(done), .place = place});
+  LookupWith(key,
+             LookupWaiter{.expect = std::move(expect), .done = std::move(done), .place = place});
 }
 
 ReadHandle TieredCache::PinInPlace(const CacheKey& key) {

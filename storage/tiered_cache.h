@@ -388,8 +388,8 @@ class TieredCache {
                                                               LookupWaiter& waiter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The error, for a lookup that cannot be served where the entry is.
-  absl::Status RefusePlaceLocked(const CacheEntry& entry, LookupWaiter& waiter, absl::string_view why)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status RefusePlaceLocked(const CacheEntry& entry, LookupWaiter& waiter,
+                                 absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsWhereWantedLocked(const CacheEntry& entry, Place place) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AnswerElsewhereLocked(CacheEntry* entry, TierId source, LookupWaiter waiter,

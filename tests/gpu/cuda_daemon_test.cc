@@ -132,8 +132,7 @@ class CudaDaemonTest : public CudaTest {
     grpc::health::v1::HealthCheckRequest request;
     request.set_service(service);
     Health response;
-    return stub->Check(&context, request, &response).ok() ? response.status()
-                                                          : Health::SERVICE_UNKNOWN;
+    return stub->Check(&context, request, &response).ok() ? response.status() : Health::UNKNOWN;
   }
 
   std::string dir_;
@@ -302,7 +301,7 @@ TEST_F(CudaDaemonTest, AutoTakesTheDeviceWhenThereIsAnL2AndRoom) {
   config_.l2_capacity_bytes = 0;
   Start();
   EXPECT_FALSE(Stats().has_device());
-  EXPECT_EQ(HealthOf("device"), Health::SERVICE_UNKNOWN);
+  EXPECT_EQ(HealthOf("device"), Health::UNKNOWN);
   daemon_.reset();
   config_.l2_capacity_bytes = 8 * kMiB;
   fakecuda_set_vram(0, 4 * kMiB);
