@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "gpu/cuda_lane.h"
 #include "gpu/cuda_memory.h"
 #include "storage/check.h"
+#include "storage/clock.h"
 
 namespace embcache {
 namespace {
@@ -68,7 +68,7 @@ void CudaClientCopier::Copy(ClientCopy copy) {
           absl::StrCat(kMaxQueued, " copies out of clients' memory are waiting already"));
     }
     if (refused.ok()) {
-      Job job{.copy = std::move(copy), .deadline = absl::Now() + timeout_};
+      Job job{.copy = std::move(copy), .deadline = SystemClock()->MonotonicNow() + timeout_};
       queue_.push_back(std::move(job));
       return;
     }
@@ -92,7 +92,7 @@ void CudaClientCopier::Run() {
     pause = started || ended ? kShortestPoll : std::min(2 * pause, kLongestPoll);
     CloseIdleClients();
   }
-  for (auto& [name, client] : clients_) client.idle_since = absl::InfinitePast();
+  for (auto& [name, client] : clients_) client.idle_since = -absl::InfiniteDuration();
   CloseIdleClients();
 }
 
@@ -224,7 +224,7 @@ absl::StatusOr<CudaClientCopier::Client*> CudaClientCopier::FindClient(const std
 }
 
 void CudaClientCopier::CloseIdleClients() {
-  const absl::Time now = absl::Now();
+  const absl::Duration now = SystemClock()->MonotonicNow();
   absl::erase_if(clients_, [&](auto& entry) {
     Client& client = entry.second;
     if (client.copies > 0 || now - client.idle_since < kKeepStream) return false;
@@ -256,7 +256,7 @@ bool CudaClientCopier::Poll() {
       }
     }
     if (!over) {
-      if (!it->told_late && absl::Now() >= it->deadline) {
+      if (!it->told_late && SystemClock()->MonotonicNow() >= it->deadline) {
         it->told_late = true;
         if (it->copy.late) it->copy.late();
       }
@@ -280,7 +280,7 @@ void CudaClientCopier::Finish(Job job, absl::Status result) {
     CloseMapping(job.copy.ipc_handle);
   }
   Client& client = clients_.at(job.copy.client);
-  if (--client.copies == 0) client.idle_since = absl::Now();
+  if (--client.copies == 0) client.idle_since = SystemClock()->MonotonicNow();
   if (result.ok()) copies_.fetch_add(1, std::memory_order_relaxed);
   job.copy.done(std::move(result));
 }

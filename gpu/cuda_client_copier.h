@@ -55,11 +55,11 @@ class CudaClientCopier {
   struct Client {
     CUstream stream = nullptr;
     int copies = 0;
-    absl::Time idle_since;
+    absl::Duration idle_since;  // monotonic
   };
   struct Job {
     ClientCopy copy;
-    absl::Time deadline;
+    absl::Duration deadline;  // monotonic
     CUevent end = nullptr;
     bool told_late = false;
   };
