@@ -20,6 +20,8 @@
 #include "absl/strings/string_view.h"
 #include "embcache/v1/embcache.pb.h"
 #include "server/call_context.h"
+#include "server/claim_table.h"
+#include "server/claiming_lookup.h"
 #include "server/session_registry.h"
 #include "storage/clock.h"
 #include "storage/latency_histogram.h"
@@ -40,6 +42,7 @@ struct CacheServiceDeps {
   Token epoch = {};
   CacheServiceLimits limits;
   std::string version;
+  ClaimLimits claims;
 };
 
 // What latencies are kept of.
@@ -57,13 +60,15 @@ enum class Operation {
   kPop,
   kAdvanceEpoch,
   kList,
+  kAbandon,
 };
-inline constexpr int kOperations = static_cast<int>(Operation::kList) + 1;
+inline constexpr int kOperations = static_cast<int>(Operation::kAbandon) + 1;
 absl::string_view OperationName(Operation operation);  // "get", ...
 
 class CacheService {
  public:
   explicit CacheService(CacheServiceDeps deps);
+  ~CacheService();
 
   CacheService(const CacheService&) = delete;
   CacheService& operator=(const CacheService&) = delete;
@@ -87,6 +92,8 @@ class CacheService {
              v1::ShareResponse* response, Done done);
   void Adopt(const CallContext& context, const v1::AdoptRequest& request,
              v1::AdoptResponse* response, Done done);
+  void Abandon(const CallContext& context, const v1::AbandonRequest& request,
+               v1::AbandonResponse* response, Done done);
   void Contains(const CallContext& context, const v1::ContainsRequest& request,
                 v1::ContainsResponse* response, Done done);
   void Delete(const CallContext& context, const v1::DeleteRequest& request,
@@ -103,7 +110,7 @@ class CacheService {
             Done done);
 
   // The transport found out that a successful answer never reached its caller, who therefore does
-  // not know what it holds: leases and reservations given in the answer are taken back.
+  // not know what it holds: leases, reservations and claims given in the answer are taken back.
   void Undelivered(const CallContext& context, const v1::GetResponse& response);
   void Undelivered(const CallContext& context, const v1::ReserveResponse& response);
   void Undelivered(const CallContext& context, const v1::CommitResponse& response);
@@ -112,9 +119,16 @@ class CacheService {
   void Undelivered(const CallContext& context, const v1::PopResponse& response);
 
   // From now on calls that would take something new (Get, Put, Reserve, Adopt, Pop, and Contains
-  // with a lease) answer UNAVAILABLE; what is held can still be used and given back.
-  void Drain() { draining_.store(true, std::memory_order_relaxed); }
+  // with a lease) answer UNAVAILABLE, also those that wait for a claim; what is held can still be
+  // used and given back.
+  void Drain();
   bool draining() const { return draining_.load(std::memory_order_relaxed); }
+
+  // The model's epoch was advanced in the cache by another way than AdvanceEpoch.
+  void EpochAdvanced(absl::string_view model);
+
+  // Ends claims and waits that are past their time; returns after Drain. For a thread of its own.
+  void ExpireClaims();
 
   const LatencyHistogram& latency(Operation operation) const {
     return latencies_[static_cast<size_t>(operation)];
@@ -138,6 +152,11 @@ class CacheService {
   absl::Status CheckBatch(absl::string_view field, int size) const;
   void ReleaseUndelivered(const CallContext& context, const std::vector<LeaseId>& leases);
 
+  void StartClaimingLookup(const CallContext& context, const v1::GetRequest& request, CacheKey key,
+                           std::vector<TensorExpectation> expect, ClaimingLookup::Callback done);
+  // A put that named `claim` (0: none) has failed.
+  void FailClaim(const CallContext& context, ClaimId claim);
+
   // Fills `result` from a hit and, with a session, turns its pin into a lease. Returns the inline
   // bytes put into `result`, at most `inline_limit`.
   uint64_t FillHit(const CallContext& context, ReadHandle handle, TierId source,
@@ -148,6 +167,7 @@ class CacheService {
   const std::vector<TieredCache::SegmentInfo> segments_;
   absl::flat_hash_map<uint32_t, const char*> host_data_;  // of segments that this process can read
   std::atomic<bool> draining_ = false;
+  ClaimTable claims_;
   std::array<LatencyHistogram, kOperations> latencies_;
 };
 

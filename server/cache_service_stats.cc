@@ -176,6 +176,11 @@ void CacheService::Stats(const CallContext& context, const v1::StatsRequest& req
   response->set_sessions(sessions.sessions);
   response->set_leases(sessions.leases);
   response->set_quarantined_bytes(sessions.quarantined_bytes);
+  const ClaimStats claims = claims_.GetStats();
+  response->set_claims(claims.claims);
+  response->set_claims_granted(claims.granted);
+  response->set_claims_failed(claims.failed);
+  response->set_claim_waits(claims.waits);
   if (request.latencies()) {
     for (int i = 0; i < kOperations; ++i) {
       const auto operation = static_cast<Operation>(i);

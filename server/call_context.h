@@ -12,9 +12,18 @@
 
 namespace embcache {
 
+// How a handler says that its call may wait for long, for other callers: it then does not count
+// among those being handled, which are few. May be called more than once and from any thread.
+class LongWait {
+ public:
+  virtual ~LongWait() = default;
+  virtual void Begin() = 0;
+};
+
 struct CallContext {
   std::optional<Token> session;  // as sent; nobody has checked yet that it lives
   absl::Time deadline = absl::InfiniteFuture();
+  LongWait* long_wait = nullptr;  // until the answer; none: nobody counts
 };
 
 // How a handler answers: exactly once, from any thread, also inside the call that took it. Request

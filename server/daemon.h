@@ -12,6 +12,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -78,6 +79,7 @@ class Daemon {
   std::unique_ptr<SessionRegistry> registry_;
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
+  std::thread claim_timer_;
   std::unique_ptr<RpcServer> rpc_;
   std::unique_ptr<ControlSocket> control_;
 };

@@ -112,7 +112,7 @@ class Method final : public MethodBase {
 
  private:
   // Waits for a request, runs the handler, sends the answer, and deletes itself when that is done.
-  class Call final : public Tag {
+  class Call final : public Tag, private LongWait {
    public:
     explicit Call(Method* method)
         : method_(method),
@@ -157,13 +157,18 @@ class Method final : public MethodBase {
         return Answer(status);
       }
       context_ = *context;
+      if (kBounded) context_.long_wait = this;
       (method_->service_->*method_->handler_)(context_, *request_, response_,
                                               [this](absl::Status status) { Answer(status); });
     }
 
     void Answer(const absl::Status& status) {
-      if (kBounded) method_->gate_->Leave();
+      if (kBounded && !waits_long_.load(std::memory_order_relaxed)) method_->gate_->Leave();
       Send(status);
+    }
+
+    void Begin() override {
+      if (!waits_long_.exchange(true, std::memory_order_relaxed)) method_->gate_->Leave();
     }
 
     // `this` may be gone when it returns.
@@ -192,6 +197,7 @@ class Method final : public MethodBase {
     Request* const request_;
     Response* const response_;
     CallContext context_;
+    std::atomic<bool> waits_long_ = false;  // and so has left the gate
     bool answered_ = false;
     bool answered_ok_ = false;
   };
@@ -340,6 +346,7 @@ void RpcServer::Impl::RegisterMethods(grpc::ServerCompletionQueue* queue) {
   Register(queue, cache, &AsyncCache::RequestRelease, cache_, &CacheService::Release);
   Register(queue, cache, &AsyncCache::RequestShare, cache_, &CacheService::Share);
   Register(queue, cache, &AsyncCache::RequestAdopt, cache_, &CacheService::Adopt);
+  Register(queue, cache, &AsyncCache::RequestAbandon, cache_, &CacheService::Abandon);
   Register(queue, cache, &AsyncCache::RequestContains, cache_, &CacheService::Contains);
   Register(queue, cache, &AsyncCache::RequestDelete, cache_, &CacheService::Delete);
   Register(queue, cache, &AsyncCache::RequestPop, cache_, &CacheService::Pop);

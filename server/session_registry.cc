@@ -102,6 +102,7 @@ void SessionRegistry::Close(const Token& session) {
     EndLocked(it, &garbage);
   }
   AbortReservations(garbage);
+  TellSessionEnd(session);
 }
 
 void SessionRegistry::Acknowledge(const Token& session, uid_t uid) {
@@ -113,6 +114,7 @@ void SessionRegistry::Acknowledge(const Token& session, uid_t uid) {
     EndLocked(it, &garbage);
   }
   AbortReservations(garbage);
+  TellSessionEnd(session);
 }
 
 void SessionRegistry::ConnectionLost(const Token& session) {
@@ -125,6 +127,7 @@ void SessionRegistry::ConnectionLost(const Token& session) {
     if (it->second.leases.empty() && it->second.reservations.empty()) EndLocked(it, &garbage);
   }
   AbortReservations(garbage);
+  TellSessionEnd(session);
 }
 
 void SessionRegistry::ProcessGone(const Token& session) {
@@ -138,6 +141,7 @@ void SessionRegistry::ProcessGone(const Token& session) {
     if (it->second.leases.empty() && it->second.reservations.empty()) EndLocked(it, &garbage);
   }
   AbortReservations(garbage);
+  TellSessionEnd(session);
 }
 
 bool SessionRegistry::Exists(const Token& session) const {
@@ -427,6 +431,20 @@ void SessionRegistry::ExpireSharesLocked(absl::Duration now, Garbage* garbage) {
     for (Pin& pin : shared.pins) garbage->pins.push_back(std::move(pin));
     shares_.erase(share);
   }
+}
+
+void SessionRegistry::OnSessionEnd(std::function<void(const Token&)> observer) {
+  absl::MutexLock lock(&mu_);
+  on_session_end_ = std::move(observer);
+}
+
+void SessionRegistry::TellSessionEnd(const Token& session) {
+  std::function<void(const Token&)> observer;
+  {
+    absl::MutexLock lock(&mu_);
+    observer = on_session_end_;
+  }
+  if (observer) observer(session);
 }
 
 void SessionRegistry::AbortReservations(const Garbage& garbage) {

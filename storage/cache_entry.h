@@ -26,7 +26,7 @@ struct CacheModel {
 struct LookupWaiter {
   std::vector<TensorExpectation> expect;
   LookupCallback done;
-  bool counted = true;  // a hit or a miss (not for Pop)
+  LookupCount count = LookupCount::kAll;
 };
 
 enum class EntryState : uint8_t {

@@ -251,16 +251,30 @@ void TieredCache::CountMissLocked(CacheModel* model) {
   ++model->stats.misses;
 }
 
+CacheModel* TieredCache::LookupModelLocked(const CacheKey& key) {
+  return models_.size() < kMaxModelsByLookup || FindModelLocked(key.model()) != nullptr
+             ? ModelLocked(key.model())
+             : ModelLocked(kOtherModels);
+}
+
+void TieredCache::CountMiss(const CacheKey& key, MissReason reason) {
+  absl::MutexLock lock(&mu_);
+  if (reason == MissReason::kMismatch) ++totals_.mismatches;
+  CountMissLocked(LookupModelLocked(key));
+}
+
 LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const LookupWaiter& waiter,
                                     AfterUnlock& after) {
   if (FindMismatch(entry->info->layout.tensors, waiter.expect).has_value()) {
-    ++totals_.mismatches;
-    CountMissLocked(entry->model);
+    if (waiter.count == LookupCount::kAll) {
+      ++totals_.mismatches;
+      CountMissLocked(entry->model);
+    }
     if (!entry->doomed) RemoveKeyLocked(entry->info->key, RemoveReason::kMismatch, {}, after);
     return LookupResult{.handle = {}, .source = source, .reason = MissReason::kMismatch};
   }
   if (entry->hook.linked()) TierOf(entry->tier).policy->Touch(&entry->hook);
-  if (waiter.counted) {
+  if (waiter.count != LookupCount::kNone) {
     CountHitLocked(*entry, source);
     RequestedLocked(entry, after);
   }
@@ -270,11 +284,9 @@ LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const Look
 std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const CacheKey& key,
                                                                       LookupWaiter& waiter,
                                                                       AfterUnlock& after) {
-  CacheModel* model = models_.size() < kMaxModelsByLookup || FindModelLocked(key.model()) != nullptr
-                          ? ModelLocked(key.model())
-                          : ModelLocked(kOtherModels);
+  CacheModel* model = LookupModelLocked(key);
   const auto miss = [&](MissReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (waiter.counted) CountMissLocked(model);
+    if (waiter.count == LookupCount::kAll) CountMissLocked(model);
     return LookupResult{.handle = {}, .source = TierId::kL1, .reason = reason};
   };
   CacheEntry* entry = FindLocked(key.encoded());
@@ -308,7 +320,7 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const Cach
     return std::nullopt;
   }
   if (entry->waiters.size() >= options_.max_waiters_per_entry) {
-    if (waiter.counted) CountMissLocked(model);
+    if (waiter.count == LookupCount::kAll) CountMissLocked(model);
     return absl::ResourceExhaustedError(absl::StrCat(
         "waiters: ", entry->waiters.size(), " lookups already wait for this entry; the limit is ",
         options_.max_waiters_per_entry));
@@ -333,7 +345,7 @@ void TieredCache::AnswerWaitersLocked(CacheEntry* entry, TierId source, AfterUnl
 void TieredCache::FailWaitersLocked(CacheEntry* entry, absl::StatusOr<MissReason> why,
                                     AfterUnlock& after) {
   for (LookupWaiter& waiter : std::exchange(entry->waiters, {})) {
-    if (waiter.counted) CountMissLocked(entry->model);
+    if (waiter.count == LookupCount::kAll) CountMissLocked(entry->model);
     absl::StatusOr<LookupResult> result = LookupResult{};
     if (why.ok()) {
       result->reason = *why;
@@ -366,8 +378,9 @@ void TieredCache::LookupWith(const CacheKey& key, LookupWaiter waiter) {
 }
 
 void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect,
-                         LookupCallback done) {
-  LookupWith(key, LookupWaiter{.expect = std::move(expect), .done = std::move(done)});
+                         LookupCallback done, LookupCount count) {
+  LookupWith(key,
+             LookupWaiter{.expect = std::move(expect), .done = std::move(done), .count = count});
 }
 
 ReadHandle TieredCache::PinInPlace(const CacheKey& key) {
@@ -410,7 +423,7 @@ void TieredCache::Delete(const CacheKey& key, absl::AnyInvocable<void(absl::Stat
 void TieredCache::Pop(const CacheKey& key, absl::AnyInvocable<bool(LookupResult)> take,
                       StatusCallback done) {
   LookupWaiter waiter;
-  waiter.counted = false;
+  waiter.count = LookupCount::kNone;
   waiter.done = [this, key, take = std::move(take),
                  done = std::move(done)](absl::StatusOr<LookupResult> found) mutable {
     if (!found.ok()) return done(found.status());

@@ -152,7 +152,10 @@ class TieredCache {
 
   // Finds `key`, brings it to the fastest tier it can have, pins it there. Counts one hit or one
   // miss. Errors: RESOURCE_EXHAUSTED (too many waiters), counted as a miss too.
-  void Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, LookupCallback done);
+  void Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, LookupCallback done,
+              LookupCount count = LookupCount::kAll);
+  // Counts the miss that lookups with kHits ended in.
+  void CountMiss(const CacheKey& key, MissReason reason);
 
   // Pins `key` where it is, if it is in memory. Counts nothing, touches nothing.
   ReadHandle PinInPlace(const CacheKey& key);
@@ -338,6 +341,8 @@ class TieredCache {
   Location LocationLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CountHitLocked(const CacheEntry& entry, TierId source) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CountMissLocked(CacheModel* model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The model whose counters a lookup of `key` moves.
+  CacheModel* LookupModelLocked(const CacheKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Answers now, or keeps `waiter` and answers later (nullopt).
   std::optional<absl::StatusOr<LookupResult>> LookupLocked(const CacheKey& key,
                                                            LookupWaiter& waiter, AfterUnlock& after)
