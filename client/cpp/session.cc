@@ -262,8 +262,14 @@ absl::Status Session::OpenStub() {
   return FromGrpc(stub_->Ping(&context, v1::PingRequest(), &response));
 }
 
-void Session::Prepare(grpc::ClientContext* context) const {
-  context->set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
+embcache::v1::Cache::Stub& Session::waiting_stub() {
+  absl::call_once(waiting_once_,
+                  [this] { waiting_stub_ = v1::Cache::NewStub(OpenChannel(options_.directory)); });
+  return *waiting_stub_;
+}
+
+void Session::Prepare(grpc::ClientContext* context, absl::Duration wait) const {
+  context->set_deadline(absl::ToChronoTime(absl::Now() + wait + options_.timeout));
   context->AddMetadata("embcache-session", token_hex_);
 }
 

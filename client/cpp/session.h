@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/call_once.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -89,6 +90,20 @@ class Session {
     return FromGrpc((stub_.get()->*method)(&context, request, response));
   }
 
+  // The same for a call that the daemon may keep waiting for `wait`, over a connection of its own:
+  // calls that wait would fill that of the others, which bears only so many at a time.
+  template <typename Method, typename Request, typename Response>
+  absl::Status CallWaiting(Method method, const Request& request, Response* response,
+                           absl::Duration wait) {
+    if (wait <= absl::ZeroDuration()) return Call(method, request, response);
+    if (!in_own_process()) {
+      return absl::FailedPreconditionError("the client was connected before a fork");
+    }
+    grpc::ClientContext context;
+    Prepare(&context, wait);
+    return FromGrpc((waiting_stub().*method)(&context, request, response));
+  }
+
  private:
   struct Mapping {
     uint64_t generation = 0;
@@ -103,7 +118,8 @@ class Session {
   absl::Status MapSegments(const std::vector<UniqueFd>& descriptors);
   absl::Status MapSegment(const embcache::v1::Segment& segment, int fd);
   absl::Status OpenStub();
-  void Prepare(grpc::ClientContext* context) const;
+  void Prepare(grpc::ClientContext* context, absl::Duration wait = absl::ZeroDuration()) const;
+  embcache::v1::Cache::Stub& waiting_stub();
 
   const SessionOptions options_;
   std::shared_ptr<Releaser> releaser_;
@@ -113,6 +129,8 @@ class Session {
   std::string token_hex_;
   absl::flat_hash_map<uint32_t, Mapping> mappings_;
   std::unique_ptr<embcache::v1::Cache::Stub> stub_;
+  absl::once_flag waiting_once_;
+  std::unique_ptr<embcache::v1::Cache::Stub> waiting_stub_;  // made when first used
   std::atomic<bool> connected_{true};
   std::atomic<int64_t> holds_{0};
 };

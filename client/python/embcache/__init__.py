@@ -15,7 +15,7 @@ The asyncio twin is embcache.aio.Client; embcache.adapters has the interfaces of
 
 from embcache import keys
 from embcache._base import default_socket_dir
-from embcache.client import Client, Reservation
+from embcache.client import Claim, Client, Reservation
 from embcache.dtypes import DType
 from embcache.errors import CacheError, InvalidArgument, Unavailable
 from embcache.hit import Counters, Expect, Hit, ListedEntry, Tier
@@ -24,6 +24,7 @@ from embcache.tensors import TensorSpec, TensorView
 
 __all__ = [
     "CacheError",
+    "Claim",
     "Client",
     "Counters",
     "DType",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 import numpy as np
 
+from embcache._claims import ClaimHold
 from embcache._pin import Pin, expiry
 from embcache._session import Session, internal_error
 from embcache.errors import CacheError, error_of_number
@@ -24,6 +25,7 @@ from embcache.v1 import embcache_pb2 as pb
 class Call(NamedTuple):
     method: str
     request: Any
+    wait: float = 0.0  # how long the daemon may keep it waiting
 
 
 class Work(NamedTuple):
@@ -96,15 +98,36 @@ def _read_result(
 
 
 def get(
-    session: Session, key: Key, expect: Expect | Sequence[Expect] | None
+    session: Session, key: Key, expect: Expect | Sequence[Expect] | None, wait: float = 0.0
 ) -> Operation[Hit | None]:
     request = pb.GetRequest()
     _set_item(request.items.add(), key, expect)
+    if wait > 0:
+        request.on_miss = pb.ON_MISS_WAIT
+        request.wait_ms = round(wait * 1000)
 
     def once() -> Operation[Hit | None]:
         asked = now()
-        response = yield Call("Get", request)
+        response = yield Call("Get", request, wait)
         return _read_result(session, key, _only(response.results, "Get"), asked)
+
+    return with_room(session, once)
+
+
+def get_or_claim(
+    session: Session, key: Key, expect: Expect | Sequence[Expect] | None, wait: float
+) -> Operation[Hit | ClaimHold | None]:
+    """None: another session has the claim, and the wait was over."""
+    request = pb.GetRequest(on_miss=pb.ON_MISS_CLAIM, wait_ms=round(wait * 1000))
+    _set_item(request.items.add(), key, expect)
+
+    def once() -> Operation[Hit | ClaimHold | None]:
+        asked = now()
+        response = yield Call("Get", request, wait)
+        result = _only(response.results, "Get")
+        if result.verdict == pb.GetResult.CLAIMED:
+            return ClaimHold(session, result.claim)
+        return _read_result(session, key, result, asked)
 
     return with_room(session, once)
 

@@ -31,7 +31,8 @@ _MAX_DESCRIPTORS = 64
 _MAX_NAME = 64
 
 _METHODS = (
-    "Get Reserve Commit Abort Release Share Adopt Contains Delete Pop AdvanceEpoch List Stats Ping"
+    "Get Reserve Commit Abort Release Share Adopt Abandon Contains Delete Pop AdvanceEpoch List "
+    "Stats Ping"
 ).split()
 
 # As the C++ client has them: what a call to a neighbour process does not need costs a third of its
@@ -112,6 +113,7 @@ class Session:
                 channel_target(options.directory), options=CHANNEL_OPTIONS
             )
             self._stubs = make_stubs(self.channel)
+            self._waiting_stubs: dict[str, Any] | None = None
             self.call("Ping", embcache_pb2.PingRequest())  # both sockets are the same daemon's
         except BaseException:
             self._goodbye()
@@ -123,14 +125,27 @@ class Session:
 
     # --- Calls ----------------------------------------------------------------------------------
 
-    def call(self, method: str, request: Any) -> Any:
-        """One unary call with the session's token and deadline."""
+    def call(self, method: str, request: Any, wait: float = 0.0) -> Any:
+        """One unary call with the session's token and deadline, which the daemon may keep waiting
+        for `wait` seconds."""
+        stubs = self._waiting() if wait > 0 else self._stubs
         try:
-            return self._stubs[method](
-                request, timeout=self.options.timeout, metadata=self.metadata
+            return stubs[method](
+                request, timeout=self.options.timeout + wait, metadata=self.metadata
             )
         except grpc.RpcError as error:
             raise rpc_error(error) from None
+
+    def _waiting(self) -> dict[str, Any]:
+        """Of a connection of its own: calls that wait would fill that of the others, which bears
+        only so many at a time."""
+        stubs = self._waiting_stubs
+        if stubs is None:
+            self.waiting_channel = grpc.insecure_channel(
+                channel_target(self.options.directory), options=CHANNEL_OPTIONS
+            )
+            stubs = self._waiting_stubs = make_stubs(self.waiting_channel)
+        return stubs
 
     # --- Pins -----------------------------------------------------------------------------------
 
