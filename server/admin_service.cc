@@ -42,17 +42,26 @@ class ClearCall {
   absl::Status error_ ABSL_GUARDED_BY(mu_);
 };
 
+absl::Status RequireAdmin(const CallContext& context) {
+  if (context.caller == Caller::kAdmin) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      "administration is for root, the daemon's user, --admin-uid and --admin-gid, over the unix "
+      "socket");
+}
+
 }  // namespace
 
 AdminService::AdminService(AdminServiceDeps deps) : deps_(std::move(deps)) {}
 
 void AdminService::Flush(const CallContext& context, const v1::FlushRequest& request,
                          v1::FlushResponse* response, Done done) {
+  if (absl::Status allowed = RequireAdmin(context); !allowed.ok()) return done(std::move(allowed));
   deps_.cache->Flush(std::move(done));
 }
 
 void AdminService::Clear(const CallContext& context, const v1::ClearRequest& request,
                          v1::ClearResponse* response, Done done) {
+  if (absl::Status allowed = RequireAdmin(context); !allowed.ok()) return done(std::move(allowed));
   if (request.all() != request.model().empty()) {
     return done(absl::InvalidArgumentError("model: give either a model or all = true"));
   }
@@ -73,12 +82,14 @@ void AdminService::Clear(const CallContext& context, const v1::ClearRequest& req
 
 void AdminService::Drain(const CallContext& context, const v1::DrainRequest& request,
                          v1::DrainResponse* response, Done done) {
+  if (absl::Status allowed = RequireAdmin(context); !allowed.ok()) return done(std::move(allowed));
   deps_.drain();
   done(absl::OkStatus());
 }
 
 void AdminService::SetLogLevel(const CallContext& context, const v1::SetLogLevelRequest& request,
                                v1::SetLogLevelResponse* response, Done done) {
+  if (absl::Status allowed = RequireAdmin(context); !allowed.ok()) return done(std::move(allowed));
   struct Level {
     absl::string_view name;
     spdlog::level::level_enum level;
@@ -103,6 +114,7 @@ void AdminService::SetLogLevel(const CallContext& context, const v1::SetLogLevel
 
 void AdminService::VerifyL3(const CallContext& context, const v1::VerifyL3Request& request,
                             v1::VerifyL3Response* response, Done done) {
+  if (absl::Status allowed = RequireAdmin(context); !allowed.ok()) return done(std::move(allowed));
   deps_.cache->CheckStore(
       [response, done = std::move(done)](absl::StatusOr<TieredCache::StoreCheck> check) mutable {
         if (check.ok()) {
@@ -117,6 +129,9 @@ void AdminService::VerifyL3(const CallContext& context, const v1::VerifyL3Reques
 
 void AdminService::Sessions(const CallContext& context, const v1::SessionsRequest& request,
                             v1::SessionsResponse* response, Done done) {
+  if (context.caller == Caller::kNetwork) {
+    return done(absl::PermissionDeniedError("the daemon's sessions are not shown over TCP"));
+  }
   for (const SessionSnapshot& session : deps_.registry->Sessions()) {
     v1::SessionInfo* added = response->add_sessions();
     added->set_name(session.peer.name);

@@ -46,10 +46,37 @@ absl::Status CacheService::RequireSession(const CallContext& context, bool need_
   return deps_.registry->Check(*context.session, need_writer);
 }
 
-absl::Status CacheService::CheckOptionalSession(const CallContext& context,
-                                                bool need_writer) const {
+absl::Status CacheService::RequireWriter(const CallContext& context) const {
+  if (context.session.has_value()) {
+    return deps_.registry->Check(*context.session, /*need_writer=*/true);
+  }
+  switch (context.caller) {
+    case Caller::kAdmin:
+      return absl::OkStatus();
+    case Caller::kLocal:
+      return absl::UnauthenticatedError(
+          "this call changes the cache: it needs the session of a writer, or an administrator");
+    case Caller::kNetwork:
+      break;
+  }
+  return absl::PermissionDeniedError("this call changes the cache: not over TCP");
+}
+
+absl::Status CacheService::CheckOptionalSession(const CallContext& context) const {
   if (!context.session.has_value()) return absl::OkStatus();
-  return deps_.registry->Check(*context.session, need_writer);
+  return deps_.registry->Check(*context.session, /*need_writer=*/false);
+}
+
+absl::Status CacheService::CheckExpectations(const CallContext& context,
+                                             const v1::GetRequest& request) const {
+  if (context.session.has_value()) return absl::OkStatus();
+  for (int i = 0; i < request.items_size(); ++i) {
+    if (request.items(i).expect().empty()) continue;
+    // One that is not met removes the entry.
+    absl::Status allowed = RequireWriter(context);
+    if (!allowed.ok()) return InField("items", i, "expect", allowed);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CacheService::CheckBatch(absl::string_view field, int size) const {
@@ -193,8 +220,9 @@ void CacheService::Get(const CallContext& context, const v1::GetRequest& request
   if (status.ok()) {
     status = request.on_miss() == v1::ON_MISS_CLAIM
                  ? RequireSession(context, /*need_writer=*/true)
-                 : CheckOptionalSession(context, /*need_writer=*/false);
+                 : CheckOptionalSession(context);
   }
+  if (status.ok()) status = CheckExpectations(context, request);
   if (!status.ok()) return done(std::move(status));
   BatchCall::Begin(std::make_unique<GetCall>(this, context, request, response, std::move(timer),
                                              std::move(done)),
@@ -205,7 +233,7 @@ void CacheService::Pop(const CallContext& context, const v1::PopRequest& request
                        v1::PopResponse* response, Done done) {
   LatencyTimer timer = Timer(Operation::kPop);
   absl::Status status = RefuseIfDraining();
-  if (status.ok()) status = RequireSession(context, /*need_writer=*/false);
+  if (status.ok()) status = RequireSession(context, /*need_writer=*/true);
   if (!status.ok()) return done(std::move(status));
   absl::StatusOr<CacheKey> key = KeyFromProto(request.key());
   if (!key.ok()) return done(InField("key", key.status()));
@@ -296,6 +324,7 @@ void CacheService::Delete(const CallContext& context, const v1::DeleteRequest& r
                           v1::DeleteResponse* response, Done done) {
   LatencyTimer timer = Timer(Operation::kDelete);
   absl::Status status = CheckBatch("keys", request.keys_size());
+  if (status.ok()) status = RequireWriter(context);
   if (!status.ok()) return done(std::move(status));
   BatchCall::Begin(std::make_unique<DeleteCall>(deps_.cache, request, response, std::move(timer),
                                                 std::move(done)),
@@ -305,6 +334,7 @@ void CacheService::Delete(const CallContext& context, const v1::DeleteRequest& r
 void CacheService::AdvanceEpoch(const CallContext& context, const v1::AdvanceEpochRequest& request,
                                 v1::AdvanceEpochResponse* response, Done done) {
   LatencyTimer timer = Timer(Operation::kAdvanceEpoch);
+  if (absl::Status allowed = RequireWriter(context); !allowed.ok()) return done(std::move(allowed));
   if (request.model().empty() || request.model().size() > kMaxModelBytes) {
     return done(absl::InvalidArgumentError(
         absl::StrCat("model: ", request.model().size(), " bytes; must be 1 to ", kMaxModelBytes)));

@@ -147,8 +147,11 @@ class CacheService {
   absl::Status RefuseIfDraining() const;
   // OK with a live session; UNAUTHENTICATED when `context` has none.
   absl::Status RequireSession(const CallContext& context, bool need_writer) const;
+  // OK with a live writer's session, or without a session if the caller is an administrator.
+  absl::Status RequireWriter(const CallContext& context) const;
   // OK also without a session.
-  absl::Status CheckOptionalSession(const CallContext& context, bool need_writer) const;
+  absl::Status CheckOptionalSession(const CallContext& context) const;
+  absl::Status CheckExpectations(const CallContext& context, const v1::GetRequest& request) const;
   absl::Status CheckBatch(absl::string_view field, int size) const;
   void ReleaseUndelivered(const CallContext& context, const std::vector<LeaseId>& leases);
 

@@ -57,12 +57,12 @@ void CacheService::Adopt(const CallContext& context, const v1::AdoptRequest& req
                          v1::AdoptResponse* response, Done done) {
   const LatencyTimer timer = Timer(Operation::kAdopt);
   absl::Status status = RefuseIfDraining();
+  if (status.ok()) status = RequireSession(context, /*need_writer=*/false);
   Token token;
   if (status.ok() && request.token().size() != token.size()) {
     status = absl::InvalidArgumentError(
         absl::StrCat("token: ", request.token().size(), " bytes; must be ", token.size()));
   }
-  if (status.ok()) status = RequireSession(context, /*need_writer=*/false);
   if (!status.ok()) return done(std::move(status));
   std::copy(request.token().begin(), request.token().end(), token.begin());
   auto adopted = deps_.registry->Adopt(*context.session, token);

@@ -143,7 +143,7 @@ void CacheService::Put(const CallContext& context, const v1::PutRequest& request
   LatencyTimer timer = Timer(Operation::kPut);
   absl::Status status = RefuseIfDraining();
   if (status.ok()) status = CheckBatch("items", request.items_size());
-  if (status.ok()) status = CheckOptionalSession(context, /*need_writer=*/true);
+  if (status.ok()) status = RequireWriter(context);
   if (!status.ok()) return done(std::move(status));
   BatchCall::Begin(std::make_unique<PutCall>(this, context, request, response, std::move(timer),
                                              std::move(done)),

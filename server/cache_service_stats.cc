@@ -192,7 +192,7 @@ void CacheService::Stats(const CallContext& context, const v1::StatsRequest& req
 
 void CacheService::Ping(const CallContext& context, const v1::PingRequest& request,
                         v1::PingResponse* response, Done done) {
-  done(CheckOptionalSession(context, /*need_writer=*/false));
+  done(CheckOptionalSession(context));
 }
 
 }  // namespace embcache

@@ -20,8 +20,16 @@ class LongWait {
   virtual void Begin() = 0;
 };
 
+// Who calls, as far as the connection tells.
+enum class Caller {
+  kNetwork,  // somebody over TCP: may look, and change nothing
+  kLocal,    // a user of this machine who is allowed to connect; its session says what it may do
+  kAdmin,    // one who may administer, too
+};
+
 struct CallContext {
   std::optional<Token> session;  // as sent; nobody has checked yet that it lives
+  Caller caller = Caller::kNetwork;
   absl::Time deadline = absl::InfiniteFuture();
   LongWait* long_wait = nullptr;  // until the answer; none: nobody counts
 };

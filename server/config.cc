@@ -222,6 +222,26 @@ bool IsGiven(const std::string& name, const CommandLine& line, const Source& env
   return line.flags.count(name) + environment.values.count(name) + file.values.count(name) > 0;
 }
 
+// One fault at most: the next is another run's business.
+std::vector<std::string> TcpFaults(const Config& config) {
+  const bool tls = !config.tls_cert.empty() || !config.tls_key.empty();
+  if (config.tcp_address.empty()) {
+    if (tls || !config.tls_client_ca.empty() || config.insecure_tcp) {
+      return {"--tls-cert, --tls-key, --tls-client-ca, --insecure-tcp: only with --tcp-address"};
+    }
+    return {};
+  }
+  if (config.tls_cert.empty() != config.tls_key.empty()) {
+    return {"--tls-cert, --tls-key: both or neither"};
+  }
+  if (!tls && !config.tls_client_ca.empty()) return {"--tls-client-ca: only with --tls-cert"};
+  if (tls && config.insecure_tcp) return {"--insecure-tcp: not together with --tls-cert"};
+  if (!tls && !config.insecure_tcp) {
+    return {"--tcp-address: needs --tls-cert and --tls-key, or --insecure-tcp"};
+  }
+  return {};
+}
+
 // Faults that no single setting has.
 std::vector<std::string> CrossFaults(const Config& config) {
   std::vector<std::string> faults;
@@ -234,6 +254,7 @@ std::vector<std::string> CrossFaults(const Config& config) {
   if (config.l1_capacity_bytes == 0 && config.l2_capacity_bytes == 0) {
     faults.push_back("--l1-capacity, --l2-capacity: at least one must be above 0");
   }
+  for (std::string& fault : TcpFaults(config)) faults.push_back(std::move(fault));
   return faults;
 }
 

@@ -38,6 +38,15 @@ struct Config {
   uint32_t socket_mode = 0660;
   std::vector<uint32_t> allow_uids;  // both empty: whom the socket's mode lets in
   std::vector<uint32_t> allow_gids;
+  std::vector<uint32_t> admin_uids;  // beside root and the daemon's own
+  std::vector<uint32_t> admin_gids;
+  std::string socket_owner;  // name or number; empty = as files are made
+  std::string socket_group;
+  std::string tcp_address;  // "host:port"; empty = no TCP
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_client_ca;
+  bool insecure_tcp = false;
 
   // Memory.
   std::string device = "auto";
@@ -62,6 +71,11 @@ struct Config {
   uint64_t inline_limit_bytes = uint64_t{1} << 20;
   uint64_t max_sessions = 1024;
   uint64_t max_sessions_per_uid = 1024;
+  uint64_t max_connections = 4096;
+  uint64_t max_connections_per_uid = 2048;
+  uint64_t max_calls_in_flight = 1024;
+  uint64_t max_unread_bytes = uint64_t{256} << 20;
+  uint64_t max_unread_bytes_per_connection = uint64_t{32} << 20;
   uint64_t max_leases_per_session = 65536;
   double max_pinned_fraction = 0.5;  // of L1 + L2, per session
   uint64_t max_claims_per_session = 1024;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
+#include "server/tcp_listener.h"
 #include "storage/rocksdb_store.h"
 
 namespace embcache {
@@ -247,6 +248,37 @@ absl::Status CheckDevice(absl::string_view device) {
   return Bad(device, "must be auto or host");
 }
 
+absl::Status CheckTcpAddress(absl::string_view address) {
+  return address.empty() ? absl::OkStatus() : ParseTcpAddress(address).status();
+}
+
+absl::Status CheckUserName(absl::string_view name) {
+  if (absl::StrContains(name, ':')) return Bad(name, "not the name or number of a user or group");
+  return absl::OkStatus();
+}
+
+std::vector<Setting> AccessSettings() {
+  return {
+      Ids("admin-uid", &Config::admin_uids,
+          "user who may administer (clear, flush, drain, ...) and write without a session, beside "
+          "root and the daemon's user; repeatable"),
+      Ids("admin-gid", &Config::admin_gids, "group whose members may do the same; repeatable"),
+      Text("socket-owner", "USER", &Config::socket_owner,
+           "owner of the sockets, name or number; empty = the daemon's user", CheckUserName),
+      Text("socket-group", "GROUP", &Config::socket_group,
+           "group of the sockets, and of socket-dir when it is made; empty = the daemon's group",
+           CheckUserName),
+      Text("tcp-address", "HOST:PORT", &Config::tcp_address,
+           "serve calls that change nothing over TCP, too; empty = do not", CheckTcpAddress),
+      Path("tls-cert", &Config::tls_cert,
+           "certificate chain for TCP, PEM; read again when it changes", "none"),
+      Path("tls-key", &Config::tls_key, "its private key, PEM", "none"),
+      Path("tls-client-ca", &Config::tls_client_ca,
+           "clients over TCP must show a certificate of this authority, PEM", "none"),
+      Switch("insecure-tcp", &Config::insecure_tcp, "let TCP be without TLS"),
+  };
+}
+
 std::vector<Setting> PlaceAndMemorySettings() {
   return {
       Path("socket-dir", &Config::socket_dir,
@@ -254,9 +286,9 @@ std::vector<Setting> PlaceAndMemorySettings() {
            "/run/embcache for root, else $XDG_RUNTIME_DIR/embcache"),
       SocketMode(),
       Ids("allow-uid", &Config::allow_uids,
-          "user who may open sessions; repeatable. Without allow-uid and allow-gid: everybody whom "
+          "user who may connect; repeatable. Without allow-uid and allow-gid: everybody whom "
           "the socket's mode lets in"),
-      Ids("allow-gid", &Config::allow_gids, "group whose members may open sessions; repeatable"),
+      Ids("allow-gid", &Config::allow_gids, "group whose members may connect; repeatable"),
       Text("device", "auto|host", &Config::device, "where L1 lies", CheckDevice),
       Size("l1-capacity", &Config::l1_capacity_bytes, 0, kMaxMemoryBytes,
            "memory of the first tier, reserved at start; 0 = no such tier"),
@@ -303,6 +335,16 @@ std::vector<Setting> LimitAndTimeSettings() {
       Count("max-sessions", &Config::max_sessions, 1, 65536, "sessions at a time"),
       Count("max-sessions-per-uid", &Config::max_sessions_per_uid, 1, 65536,
             "of those, of one user"),
+      Count("max-connections", &Config::max_connections, 1, 65536,
+            "connections for calls at a time, of each of the two kinds of sockets"),
+      Count("max-connections-per-uid", &Config::max_connections_per_uid, 1, 65536,
+            "of those to the unix socket, of one user"),
+      Count("max-calls-in-flight", &Config::max_calls_in_flight, 1, 65536,
+            "calls being handled; more are refused at once"),
+      Size("max-unread-bytes", &Config::max_unread_bytes, kMiB, kMaxMemoryBytes,
+           "answers that clients have not read yet; beyond, the slowest reader is disconnected"),
+      Size("max-unread-bytes-per-connection", &Config::max_unread_bytes_per_connection, kMiB,
+           kMaxMemoryBytes, "of those, of one connection; beyond, its calls are refused"),
       Count("max-leases-per-session", &Config::max_leases_per_session, 1, 16'777'216,
             "leases and reservations of one session"),
       Fraction("max-pinned-fraction", &Config::max_pinned_fraction, 0.001, 1.0,
@@ -344,6 +386,7 @@ std::string Setting::environment_name() const {
 const std::vector<Setting>& Settings() {
   static const auto& settings = *new std::vector<Setting>([] {
     std::vector<Setting> all = PlaceAndMemorySettings();
+    for (Setting& setting : AccessSettings()) all.push_back(std::move(setting));
     for (Setting& setting : LimitAndTimeSettings()) all.push_back(std::move(setting));
     return all;
   }());

@@ -4,7 +4,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/timerfd.h>
 
 #include <algorithm>
@@ -18,10 +17,6 @@
 #include "server/proto_convert.h"
 #include "spdlog/spdlog.h"
 #include "storage/check.h"
-
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77  // Linux 6.5; Debian 12's headers do not have it
-#endif
 
 namespace embcache {
 namespace {
@@ -40,29 +35,6 @@ constexpr uint64_t kStopTag = 2;
 constexpr uint64_t kFirstId = 2;
 uint64_t SocketTag(uint64_t id) { return id << 1; }
 uint64_t PidfdTag(uint64_t id) { return (id << 1) | 1; }
-
-// The peer's process, as a descriptor that no later process can take over. The socket option names
-// the process that connected; without it there is a window in which its pid could have been reused,
-// which at accept time is as short as it gets.
-UniqueFd OpenPidfd(int socket, pid_t pid) {
-  int pidfd = -1;
-  socklen_t size = sizeof(pidfd);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) return UniqueFd(pidfd);
-  if (pid <= 0) return UniqueFd();
-  return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-}
-
-std::vector<gid_t> PeerGroups(int socket) {
-  std::vector<gid_t> groups(32);
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    auto size = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
-    const int result = getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &size);
-    groups.resize(size / sizeof(gid_t));
-    if (result == 0) return groups;
-    if (errno != ERANGE) break;
-  }
-  return {};
-}
 
 // False when the packet could not be sent whole at once.
 bool Send(int socket, const v1::ServerPacket& packet, absl::Span<const int> descriptors = {}) {
@@ -115,7 +87,8 @@ absl::Status ErrnoStatus(absl::string_view what) {
 absl::StatusOr<std::unique_ptr<ControlSocket>> ControlSocket::Start(
     ControlSocketOptions options, SessionRegistry* registry,
     absl::AnyInvocable<WelcomeInfo()> welcome, absl::AnyInvocable<void()> tick) {
-  absl::StatusOr<UnixListener> listener = UnixListener::Bind(options.path, options.mode);
+  absl::StatusOr<UnixListener> listener =
+      UnixListener::Bind(options.path, SOCK_SEQPACKET, options.access);
   if (!listener.ok()) return listener.status();
   std::unique_ptr<ControlSocket> control(new ControlSocket(
       std::move(options), *std::move(listener), registry, std::move(welcome), std::move(tick)));
@@ -253,13 +226,12 @@ bool ControlSocket::AcceptOne() {
     return false;
   }
   const int socket = connection->socket.get();
-  ucred peer = {};
-  socklen_t size = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return true;
-  connection->peer.pid = peer.pid;
-  connection->peer.uid = peer.uid;
-  connection->allowed = IsAllowed(socket, peer.uid, peer.gid);
-  if (options_.watch_processes) connection->pidfd = OpenPidfd(socket, peer.pid);
+  const std::optional<Peer> peer = ReadPeer(socket, options_.peers);
+  if (!peer.has_value()) return true;
+  connection->peer.pid = peer->pid;
+  connection->peer.uid = peer->uid;
+  connection->allowed = peer->allowed;
+  if (options_.watch_processes) connection->pidfd = OpenPeerPidfd(socket, peer->pid);
   connection->hello_deadline = SystemClock()->MonotonicNow() + options_.hello_timeout;
   // The oldest may have said Hello already, only unread; then it is no longer pending.
   if (pending_.size() >= options_.max_pending_hellos) {
@@ -274,19 +246,6 @@ bool ControlSocket::AcceptOne() {
   pending_.insert(connection->id);
   connections_.emplace(connection->id, std::move(connection));
   return true;
-}
-
-bool ControlSocket::IsAllowed(int socket, uid_t uid, gid_t gid) const {
-  const auto& uids = options_.allowed_uids;
-  const auto& gids = options_.allowed_gids;
-  if (uids.empty() && gids.empty()) return true;
-  const auto in = [](const auto& list, auto id) {
-    return std::find(list.begin(), list.end(), id) != list.end();
-  };
-  if (in(uids, uid) || in(gids, gid)) return true;
-  if (gids.empty()) return false;
-  const std::vector<gid_t> groups = PeerGroups(socket);
-  return std::any_of(groups.begin(), groups.end(), [&](gid_t group) { return in(gids, group); });
 }
 
 void ControlSocket::Receive(Connection* connection) {

@@ -29,6 +29,7 @@
 #include "absl/time/time.h"
 #include "embcache/v1/control.pb.h"
 #include "server/logging.h"
+#include "server/peer.h"
 #include "server/session_registry.h"
 #include "server/unique_fd.h"
 #include "server/unix_listener.h"
@@ -41,10 +42,8 @@ inline constexpr size_t kMaxSessionNameBytes = 64;
 
 struct ControlSocketOptions {
   std::string path;
-  mode_t mode = 0660;
-  // Who may connect, by user or by (any) group; both empty: whoever the file's mode lets in.
-  std::vector<uid_t> allowed_uids;
-  std::vector<gid_t> allowed_gids;
+  SocketAccess access;
+  PeerRules peers;
   // Connections that have not said Hello; one more drops the oldest.
   size_t max_pending_hellos = 64;
   absl::Duration hello_timeout = absl::Seconds(5);
@@ -101,7 +100,6 @@ class ControlSocket {
   void AnnounceDraining();
   void AcceptAll();
   bool AcceptOne();
-  bool IsAllowed(int socket, uid_t uid, gid_t gid) const;
   void Receive(Connection* connection);
   // Whether the connection lives on after this packet.
   bool HandlePacket(Connection* connection, absl::string_view packet);

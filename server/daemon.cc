@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <thread>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "gpu/available_memory.h"
 #include "server/directory_lock.h"
+#include "server/user_names.h"
 #include "spdlog/spdlog.h"
 #include "storage/clock.h"
 #include "storage/rocksdb_store.h"
@@ -55,6 +57,38 @@ TieredCacheOptions MakeCacheOptions(const Config& config) {
   options.l3_queue_bytes = config.l3_queue_bytes;
   options.reservation_ttl = config.reservation_ttl;
   return options;
+}
+
+absl::StatusOr<SocketAccess> MakeAccess(const Config& config) {
+  SocketAccess access;
+  access.mode = config.socket_mode;
+  if (!config.socket_owner.empty()) {
+    access.owner = FindUser(config.socket_owner);
+    if (!access.owner.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--socket-owner: no user \"", config.socket_owner, "\""));
+    }
+  }
+  if (!config.socket_group.empty()) {
+    access.group = FindGroup(config.socket_group);
+    if (!access.group.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--socket-group: no group \"", config.socket_group, "\""));
+    }
+  }
+  return access;
+}
+
+PeerRules MakePeerRules(const Config& config) {
+  PeerRules rules;
+  rules.allowed_uids = {config.allow_uids.begin(), config.allow_uids.end()};
+  rules.allowed_gids = {config.allow_gids.begin(), config.allow_gids.end()};
+  rules.admin_uids = {config.admin_uids.begin(), config.admin_uids.end()};
+  rules.admin_gids = {config.admin_gids.begin(), config.admin_gids.end()};
+  // Who could do as it likes with the process anyway.
+  rules.admin_uids.push_back(0);
+  rules.admin_uids.push_back(geteuid());
+  return rules;
 }
 
 // Ends the process, with success, unless it is destroyed within `patience`. For the last part of a
@@ -106,13 +140,22 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
 Daemon::Daemon(const Config& config)
     : config_(config),
       epoch_(RandomToken()),
+      peers_(MakePeerRules(config)),
       memory_(HostMemoryOptions{.huge_pages = config.huge_pages}) {}
 
 Daemon::~Daemon() { Stop().IgnoreError(); }
 
 absl::Status Daemon::OpenDirectory() {
+  absl::StatusOr<SocketAccess> access = MakeAccess(config_);
+  if (!access.ok()) return access.status();
+  access_ = *access;
+  const bool is_there = ::access(config_.socket_dir.c_str(), F_OK) == 0;
   if (absl::Status made = MakeDirectory(config_.socket_dir, kSocketDirMode); !made.ok()) {
     return InContext("--socket-dir", made);
+  }
+  if (!is_there && access_.group.has_value() &&
+      lchown(config_.socket_dir.c_str(), static_cast<uid_t>(-1), *access_.group) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("--socket-group: chown ", config_.socket_dir));
   }
   absl::StatusOr<UniqueFd> lock = LockDirectory(config_.socket_dir);
   if (!lock.ok()) return lock.status();
@@ -181,21 +224,19 @@ absl::Status Daemon::OpenSockets() {
     service->ExpireClaims();
   });
 
-  RpcServerOptions rpc;
+  RpcServerOptions rpc = MakeRpcOptions();
   rpc.unix_socket = RpcSocketPath(config_.socket_dir);
-  rpc.mode = config_.socket_mode;
-  rpc.threads = static_cast<int>(config_.rpc_threads);
-  rpc.max_message_bytes =
-      std::max(rpc.max_message_bytes, config_.inline_limit_bytes + kMessageOverheadBytes);
-  auto server = RpcServer::Start(rpc, cache_service_.get(), admin_service_.get());
+  rpc.access = access_;
+  rpc.peers = peers_;
+  auto server = RpcServer::Start(std::move(rpc), cache_service_.get(), admin_service_.get());
   if (!server.ok()) return server.status();
   rpc_ = *std::move(server);
+  if (absl::Status opened = OpenTcp(); !opened.ok()) return opened;
 
   ControlSocketOptions control;
   control.path = ControlSocketPath(config_.socket_dir);
-  control.mode = config_.socket_mode;
-  control.allowed_uids = {config_.allow_uids.begin(), config_.allow_uids.end()};
-  control.allowed_gids = {config_.allow_gids.begin(), config_.allow_gids.end()};
+  control.access = access_;
+  control.peers = peers_;
   auto socket = ControlSocket::Start(
       std::move(control), registry_.get(), [this] { return MakeWelcome(); },
       [cache = cache_.get()] { cache->Tick(); });
@@ -203,10 +244,40 @@ absl::Status Daemon::OpenSockets() {
   control_ = *std::move(socket);
 
   // A Drain that came while we were starting found no server to tell, or was overtaken by this.
-  serving_ = rpc_.get();
-  rpc_->SetServing(true);
-  if (draining_) rpc_->SetServing(false);
+  serving_ = true;
+  SetServing(true);
+  if (draining_) SetServing(false);
   return absl::OkStatus();
+}
+
+RpcServerOptions Daemon::MakeRpcOptions() const {
+  RpcServerOptions rpc;
+  rpc.connections = {config_.max_connections, config_.max_connections_per_uid};
+  rpc.answers = {config_.max_unread_bytes, config_.max_unread_bytes_per_connection};
+  rpc.max_in_flight = static_cast<int>(config_.max_calls_in_flight);
+  rpc.threads = static_cast<int>(config_.rpc_threads);
+  rpc.max_message_bytes =
+      std::max(rpc.max_message_bytes, config_.inline_limit_bytes + kMessageOverheadBytes);
+  return rpc;
+}
+
+absl::Status Daemon::OpenTcp() {
+  if (config_.tcp_address.empty()) return absl::OkStatus();
+  RpcServerOptions tcp = MakeRpcOptions();
+  tcp.tcp_address = config_.tcp_address;
+  tcp.tls = {config_.tls_cert, config_.tls_key, config_.tls_client_ca};
+  tcp.threads = 1;  // for those who look on; the others' threads stay free
+  auto server = RpcServer::Start(std::move(tcp), cache_service_.get(), admin_service_.get());
+  if (!server.ok()) return InContext("--tcp-address", server.status());
+  tcp_rpc_ = *std::move(server);
+  spdlog::info("reads over TCP at {}, port {}, {}", config_.tcp_address, tcp_rpc_->tcp_port(),
+               config_.insecure_tcp ? "without TLS" : "with TLS");
+  return absl::OkStatus();
+}
+
+void Daemon::SetServing(bool serving) {
+  rpc_->SetServing(serving);
+  if (tcp_rpc_ != nullptr) tcp_rpc_->SetServing(serving);
 }
 
 WelcomeInfo Daemon::MakeWelcome() const {
@@ -230,7 +301,7 @@ void Daemon::Drain() {
   if (!draining_.exchange(true)) spdlog::info("draining: nothing new is admitted");
   registry_->Drain();
   cache_service_->Drain();
-  if (RpcServer* const rpc = serving_) rpc->SetServing(false);
+  if (serving_) SetServing(false);
 }
 
 bool Daemon::drained() const {
@@ -253,14 +324,17 @@ absl::Status Daemon::FlushL3() {
 absl::Status Daemon::Stop() {
   if (control_ != nullptr) control_->Stop();
   control_.reset();
-  serving_ = nullptr;
+  serving_ = false;
   // First what must not be lost: a client that does not read its answers can hold up the rest.
   absl::Status flushed = FlushL3();
   ExitGuard guard(kStopPatience);
   // Calls that wait for others' claims are answered now.
   if (cache_service_ != nullptr) cache_service_->Drain();
   if (claim_timer_.joinable()) claim_timer_.join();
-  if (rpc_ != nullptr) rpc_->Shutdown(absl::Now() + kRpcShutdownTimeout);
+  const absl::Time deadline = absl::Now() + kRpcShutdownTimeout;
+  if (tcp_rpc_ != nullptr) tcp_rpc_->Shutdown(deadline);
+  if (rpc_ != nullptr) rpc_->Shutdown(deadline);
+  tcp_rpc_.reset();
   rpc_.reset();
   flushed.Update(FlushL3());
   admin_service_.reset();

@@ -51,6 +51,8 @@ class Daemon {
   // Whether no session holds a lease or a reservation any more.
   bool drained() const;
 
+  int tcp_port() const { return tcp_rpc_ == nullptr ? 0 : tcp_rpc_->tcp_port(); }
+
   // Closes the sockets, ends every session and writes what is queued to L3. The error is the SSD's.
   // Does not wait for leases: see drained. Idempotent.
   absl::Status Stop();
@@ -62,12 +64,18 @@ class Daemon {
   absl::Status OpenDirectory();
   absl::Status OpenCache();
   absl::Status OpenSockets();
+  RpcServerOptions MakeRpcOptions() const;
+  absl::Status OpenTcp();
   WelcomeInfo MakeWelcome() const;
+  void SetServing(bool serving);
 
   const Config config_;
   const Token epoch_;
   std::atomic<bool> draining_ = false;
-  std::atomic<RpcServer*> serving_ = nullptr;  // rpc_, once Drain may use it
+  std::atomic<bool> serving_ = false;  // Drain may use the servers
+
+  SocketAccess access_;
+  PeerRules peers_;
 
   // In the order of construction; each uses only what stands above it.
   UniqueFd lock_;
@@ -81,6 +89,7 @@ class Daemon {
   std::unique_ptr<AdminService> admin_service_;
   std::thread claim_timer_;
   std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<RpcServer> tcp_rpc_;  // null without --tcp-address
   std::unique_ptr<ControlSocket> control_;
 };
 

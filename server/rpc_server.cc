@@ -1,13 +1,13 @@
 #include "server/rpc_server.h"
 
 #include <pthread.h>
-#include <sys/stat.h>
-#include <sys/un.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -21,7 +21,14 @@
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_credentials_options.h"
+#include "grpcpp/server_posix.h"
 #include "server/health_service.h"
+#include "server/logging.h"
+#include "server/tcp_listener.h"
+#include "spdlog/spdlog.h"
 
 namespace embcache {
 namespace {
@@ -35,29 +42,26 @@ constexpr char kSessionMetadata[] = "embcache-session";
 // object to be made.
 constexpr int kArmedPerMethod = 32;  // and queue
 constexpr size_t kArenaBlockBytes = 1536;
+constexpr unsigned kTlsRefreshSeconds = 1;
+// For a client over TCP to finish its handshake; and to answer a ping, without which a machine that
+// vanished would keep its connection.
+constexpr int kHandshakeTimeoutMs = 10'000;
+constexpr int kKeepaliveMs = 60'000;
+// After a stop's deadline, before the connections that are left are ended.
+constexpr absl::Duration kCutDelay = absl::Milliseconds(100);
 
 // The codes are the same numbers by design of both libraries.
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
-absl::StatusOr<CallContext> MakeCallContext(const grpc::ServerContext& rpc) {
-  CallContext context;
-  context.deadline = absl::FromChrono(rpc.deadline());
-  const auto sent = rpc.client_metadata().find(kSessionMetadata);
-  if (sent == rpc.client_metadata().end()) return context;
-  context.session = TokenFromHex(absl::string_view(sent->second.data(), sent->second.size()));
-  if (!context.session.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("metadata ", kSessionMetadata, ": must be 32 hexadecimal digits"));
-  }
-  return context;
-}
-
 // What all calls of a server share.
 struct CallGate {
   const int max_in_flight;
   const uint64_t max_message_bytes;
+  const bool over_network;
+  const ConnectionTable* const connections;
+  AnswerBudget answers;
   std::atomic<int> in_flight = 0;  // handlers that have not answered
   std::atomic<int> calls = 0;      // call objects, armed or running
   absl::Notification no_calls;     // possible only once the server takes no new ones
@@ -73,6 +77,31 @@ struct CallGate {
     if (calls.fetch_sub(1, std::memory_order_acq_rel) == 1) no_calls.Notify();
   }
 };
+
+// `by_peer`: what the call may do depends on the connection also when a session is named.
+absl::StatusOr<CallContext> MakeCallContext(const grpc::ServerContext& rpc, const CallGate& gate,
+                                            bool by_peer) {
+  CallContext context;
+  context.deadline = absl::FromChrono(rpc.deadline());
+  const auto sent = rpc.client_metadata().find(kSessionMetadata);
+  const bool has_session = sent != rpc.client_metadata().end();
+  if (gate.over_network) {
+    if (!has_session) return context;
+    return absl::PermissionDeniedError("sessions are for the unix socket");
+  }
+  context.caller = Caller::kLocal;
+  if (by_peer || !has_session) {
+    const std::optional<Peer> peer = gate.connections->Find(rpc.peer());
+    if (peer.has_value() && peer->admin) context.caller = Caller::kAdmin;
+  }
+  if (!has_session) return context;
+  context.session = TokenFromHex(absl::string_view(sent->second.data(), sent->second.size()));
+  if (!context.session.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metadata ", kSessionMetadata, ": must be 32 hexadecimal digits"));
+  }
+  return context;
+}
 
 // What the completion queue hands back.
 class Tag {
@@ -107,6 +136,8 @@ class Method final : public MethodBase {
 
   // Health must answer under any load: a supervisor would restart a daemon that is merely busy.
   static constexpr bool kBounded = !std::is_same_v<Service, HealthService>;
+  // Only these can be large, and giving one back undoes all that its call did.
+  static constexpr bool kRefusable = std::is_same_v<Response, v1::GetResponse>;
 
   void Arm() override { new Call(this); }
 
@@ -134,6 +165,7 @@ class Method final : public MethodBase {
       // or it could not, for the caller has gone away.
       if (answered_ && !ok && answered_ok_) TakeBack();
       CallGate* const gate = method_->gate_;
+      if (charged_ > 0) gate->answers.Refund(rpc_.peer(), charged_);
       delete this;
       gate->CallGone();
     }
@@ -145,8 +177,12 @@ class Method final : public MethodBase {
         return Send(absl::ResourceExhaustedError(
             absl::StrCat("too many calls at a time; the daemon handles ", gate->max_in_flight)));
       }
-      absl::StatusOr<CallContext> context = MakeCallContext(rpc_);
+      absl::StatusOr<CallContext> context =
+          MakeCallContext(rpc_, *gate, std::is_same_v<Service, AdminService>);
       absl::Status status = context.status();
+      if (kBounded && status.ok() && gate->answers.crowded()) {
+        status = gate->answers.Admit(rpc_.peer());
+      }
       // gRPC's own check of sizes is not there in a minimal stack.
       const uint64_t bytes = status.ok() ? request_->ByteSizeLong() : 0;
       if (bytes > gate->max_message_bytes) {
@@ -172,7 +208,8 @@ class Method final : public MethodBase {
     }
 
     // `this` may be gone when it returns.
-    void Send(const absl::Status& status) {
+    void Send(absl::Status status) {
+      if (status.ok()) status = Charge();
       answered_ = true;
       answered_ok_ = status.ok();
       if (status.ok()) {
@@ -180,6 +217,18 @@ class Method final : public MethodBase {
       } else {
         writer_.FinishWithError(ToGrpcStatus(status), this);
       }
+    }
+
+    absl::Status Charge() {
+      const uint64_t bytes = response_->ByteSizeLong();
+      if (bytes < kCountedAnswerBytes) return absl::OkStatus();
+      absl::Status charged = method_->gate_->answers.Charge(rpc_.peer(), bytes, kRefusable);
+      if (charged.ok()) {
+        charged_ = bytes;
+      } else {
+        TakeBack();
+      }
+      return charged;
     }
 
     void TakeBack() {
@@ -198,6 +247,7 @@ class Method final : public MethodBase {
     Response* const response_;
     CallContext context_;
     std::atomic<bool> waits_long_ = false;  // and so has left the gate
+    uint64_t charged_ = 0;  // of the answer, until it has left
     bool answered_ = false;
     bool answered_ok_ = false;
   };
@@ -210,41 +260,51 @@ class Method final : public MethodBase {
   const Handler handler_;
 };
 
-// A socket left behind by an earlier run goes; anything else at `path` is not ours to touch.
-absl::Status ClearSocketPath(const std::string& path) {
-  if (path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("socket path ", path, ": ", path.size(),
-                                                   " bytes; must be less than ",
-                                                   sizeof(sockaddr_un::sun_path)));
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTcpCredentials(const TlsFiles& tls) {
+  if (tls.certificate.empty()) return grpc::InsecureServerCredentials();
+  for (const std::string& file : {tls.certificate, tls.key, tls.client_ca}) {
+    if (!file.empty() && access(file.c_str(), R_OK) != 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("TLS: cannot read ", file, ": ", std::strerror(errno)));
+    }
   }
-  struct stat found;
-  if (lstat(path.c_str(), &found) != 0) {
-    if (errno == ENOENT) return absl::OkStatus();
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot stat ", path));
+  grpc::experimental::TlsServerCredentialsOptions options(
+      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+          tls.key, tls.certificate, tls.client_ca, kTlsRefreshSeconds));
+  options.watch_identity_key_cert_pairs();
+  if (!tls.client_ca.empty()) {
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   }
-  if (!S_ISSOCK(found.st_mode)) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " exists and is not a socket"));
-  }
-  if (unlink(path.c_str()) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot remove ", path));
-  }
-  return absl::OkStatus();
+  return grpc::experimental::TlsServerCredentials(options);
 }
 
 }  // namespace
 
 class RpcServer::Impl {
  public:
-  Impl(const RpcServerOptions& options, CacheService* cache, AdminService* admin)
-      : options_(options), cache_(cache), admin_(admin) {}
+  Impl(RpcServerOptions options, CacheService* cache, AdminService* admin)
+      : options_(std::move(options)),
+        over_network_(options_.unix_socket.empty()),
+        cache_(cache),
+        admin_(admin),
+        connections_(over_network_
+                         ? ConnectionLimits{options_.connections.total, options_.connections.total}
+                         : options_.connections) {}
   ~Impl() { Shutdown(absl::InfinitePast()); }
 
   absl::Status Start();
   void SetServing(bool serving) { health_.SetServing(serving); }
   void Shutdown(absl::Time deadline);
   int tcp_port() const { return tcp_port_; }
+  size_t connections() { return connections_.Count(); }
+  uint64_t unread_bytes() const { return gate_->answers.unread(); }
 
  private:
+  absl::Status Bind();
+  absl::Status StartGrpc();
+  absl::Status StartAccepting();
+  void Accepted(UniqueFd connection);
   void SetArguments(grpc::ServerBuilder* builder) const;
   void RegisterMethods(grpc::ServerCompletionQueue* queue);
   void Poll(int thread);
@@ -262,39 +322,66 @@ class RpcServer::Impl {
         gate_.get(), queue, async, ask, service, handler));
   }
 
-  const RpcServerOptions options_;
+  RpcServerOptions options_;
+  const bool over_network_;
   CacheService* const cache_;
   AdminService* const admin_;
   HealthService health_;
   AsyncCache async_cache_;
   AsyncAdmin async_admin_;
   AsyncHealth async_health_;
+  ConnectionTable connections_;
+  std::optional<UnixListener> unix_;
+  std::optional<TcpListener> tcp_;
+  int tcp_port_ = 0;
   std::vector<std::unique_ptr<grpc::ServerCompletionQueue>> queues_;
   std::unique_ptr<CallGate> gate_;
   std::vector<std::unique_ptr<MethodBase>> methods_;
   std::unique_ptr<grpc::Server> server_;
+  // How connections over TCP, which may be encrypted, come to gRPC.
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::vector<std::thread> threads_;
-  int tcp_port_ = 0;
+  std::unique_ptr<AcceptLoop> accepting_;
+  LogEvery refused_log_{absl::Seconds(1)};
   bool stopped_ = false;
 };
 
 absl::Status RpcServer::Impl::Start() {
+  absl::Status status = Bind();
+  if (status.ok()) status = StartGrpc();
+  if (status.ok()) status = StartAccepting();
+  return status;
+}
+
+absl::Status RpcServer::Impl::Bind() {
+  if (options_.unix_socket.empty() == options_.tcp_address.empty()) {
+    return absl::InvalidArgumentError("give one address to listen on");
+  }
+  if (over_network_) {
+    absl::StatusOr<TcpListener> bound = TcpListener::Bind(options_.tcp_address);
+    if (!bound.ok()) return bound.status();
+    tcp_.emplace(*std::move(bound));
+    tcp_port_ = tcp_->port();
+  } else {
+    absl::StatusOr<UnixListener> bound =
+        UnixListener::Bind(options_.unix_socket, SOCK_STREAM, options_.access);
+    if (!bound.ok()) return bound.status();
+    unix_.emplace(*std::move(bound));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RpcServer::Impl::StartGrpc() {
   // A setting of the process that takes effect in the builders made from now on.
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-
-  if (options_.unix_socket.empty() && options_.tcp_address.empty()) {
-    return absl::InvalidArgumentError("no address to listen on");
-  }
   grpc::ServerBuilder builder;
   SetArguments(&builder);
-  if (!options_.unix_socket.empty()) {
-    absl::Status clear = ClearSocketPath(options_.unix_socket);
-    if (!clear.ok()) return clear;
-    builder.AddListeningPort(absl::StrCat("unix:", options_.unix_socket),
-                             grpc::InsecureServerCredentials());
-  }
-  if (!options_.tcp_address.empty()) {
-    builder.AddListeningPort(options_.tcp_address, grpc::InsecureServerCredentials(), &tcp_port_);
+  if (over_network_) {
+    auto credentials = MakeTcpCredentials(options_.tls);
+    if (!credentials.ok()) return credentials.status();
+    using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD,
+                                                                     *std::move(credentials));
   }
   builder.RegisterService(&async_cache_);
   builder.RegisterService(&async_admin_);
@@ -303,15 +390,10 @@ absl::Status RpcServer::Impl::Start() {
   // single caller a quarter of its call. gRPC spreads the connections over the queues.
   for (int i = 0; i < options_.threads; ++i) queues_.push_back(builder.AddCompletionQueue());
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.unix_socket, " ",
-                                               options_.tcp_address, " (gRPC has logged why)"));
-  }
-  // gRPC binds with what the umask leaves; nobody is served before this, for nothing polls yet.
-  if (!options_.unix_socket.empty() && chmod(options_.unix_socket.c_str(), options_.mode) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("cannot chmod ", options_.unix_socket));
-  }
-  gate_.reset(new CallGate{options_.max_in_flight, options_.max_message_bytes});
+  if (server_ == nullptr) return absl::InternalError("gRPC cannot start (it has logged why)");
+  gate_.reset(new CallGate{
+      options_.max_in_flight, options_.max_message_bytes, over_network_, &connections_,
+      AnswerBudget(options_.answers, [this](absl::string_view peer) { connections_.Cut(peer); })});
   for (const auto& queue : queues_) RegisterMethods(queue.get());
   for (const auto& method : methods_) {
     for (int i = 0; i < kArmedPerMethod; ++i) method->Arm();
@@ -320,14 +402,50 @@ absl::Status RpcServer::Impl::Start() {
   return absl::OkStatus();
 }
 
+absl::Status RpcServer::Impl::StartAccepting() {
+  options_.accepting.thread_name = over_network_ ? "accept-tcp" : "accept";
+  absl::StatusOr<std::unique_ptr<AcceptLoop>> loop =
+      AcceptLoop::Start(std::move(options_.accepting), over_network_ ? tcp_->fd() : unix_->fd(),
+                        [this](UniqueFd connection) { Accepted(std::move(connection)); });
+  if (!loop.ok()) return loop.status();
+  accepting_ = *std::move(loop);
+  return absl::OkStatus();
+}
+
+void RpcServer::Impl::Accepted(UniqueFd connection) {
+  std::optional<Peer> peer;
+  if (over_network_) {
+    peer = Peer{.allowed = true};
+  } else {
+    peer = ReadPeer(connection.get(), options_.peers);
+  }
+  if (!peer.has_value()) return;
+  if (absl::Status added = connections_.Add(connection.get(), *peer); !added.ok()) {
+    if (const auto skipped = refused_log_.Next()) {
+      spdlog::warn("rpc: refused a connection of pid {} uid {}: {} ({} such lines skipped)",
+                   peer->pid, peer->uid, std::string(added.message()), *skipped);
+    }
+    return;
+  }
+  if (acceptor_ == nullptr)
+    return grpc::AddInsecureChannelFromFd(server_.get(), connection.Release());
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters handed;
+  handed.listener_fd = tcp_->fd();
+  handed.fd = connection.Release();
+  acceptor_->HandleNewConnection(&handed);
+}
+
 void RpcServer::Impl::SetArguments(grpc::ServerBuilder* builder) const {
   // Measured on unix sockets: the minimal stack (without filters that we do not use) and no probing
   // of the bandwidth save a tenth of a call. Deadlines then have to be asked for by name.
   builder->AddChannelArgument(GRPC_ARG_MINIMAL_STACK, 1);
   builder->AddChannelArgument(GRPC_ARG_ENABLE_DEADLINE_CHECKS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  // Without it two daemons could share a port, each getting half of the calls.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  if (over_network_) {
+    builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+    builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+    builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  }
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options_.max_streams_per_connection);
   builder->SetMaxReceiveMessageSize(static_cast<int>(options_.max_message_bytes));
   grpc::ResourceQuota quota("embcached");
@@ -374,9 +492,21 @@ void RpcServer::Impl::Poll(int thread) {
 
 void RpcServer::Impl::Shutdown(absl::Time deadline) {
   if (std::exchange(stopped_, true)) return;
+  SetServing(false);
+  accepting_.reset();
+  // Whoever comes from now on, or waits to be accepted, learns at once that nobody serves.
+  unix_.reset();
+  tcp_.reset();
   if (server_ != nullptr) {
-    SetServing(false);
+    // gRPC would wait for answers to be read for as long as a client likes.
+    absl::Notification stopped;
+    std::thread cutter([this, deadline, &stopped] {
+      pthread_setname_np(pthread_self(), "rpc-cut");
+      if (!stopped.WaitForNotificationWithDeadline(deadline + kCutDelay)) connections_.CutAll();
+    });
     server_->Shutdown(absl::ToChronoTime(deadline));
+    stopped.Notify();
+    cutter.join();
     // Calls that gRPC has cancelled still run here until their handlers answer: the queues must
     // not be shut down before, for they then still use them.
     if (gate_ != nullptr) gate_->no_calls.WaitForNotification();
@@ -395,10 +525,10 @@ void RpcServer::Impl::StopQueues() {
   }
 }
 
-absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcServerOptions& options,
+absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(RpcServerOptions options,
                                                             CacheService* cache,
                                                             AdminService* admin) {
-  auto impl = std::make_unique<Impl>(options, cache, admin);
+  auto impl = std::make_unique<Impl>(std::move(options), cache, admin);
   absl::Status started = impl->Start();
   if (!started.ok()) return started;
   return std::unique_ptr<RpcServer>(new RpcServer(std::move(impl)));
@@ -409,5 +539,7 @@ RpcServer::~RpcServer() = default;
 void RpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
 void RpcServer::Shutdown(absl::Time deadline) { impl_->Shutdown(deadline); }
 int RpcServer::tcp_port() const { return impl_->tcp_port(); }
+size_t RpcServer::connections() const { return impl_->connections(); }
+uint64_t RpcServer::unread_bytes() const { return impl_->unread_bytes(); }
 
 }  // namespace embcache

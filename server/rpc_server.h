@@ -1,8 +1,10 @@
 // RpcServer: the gRPC transport in front of the services, and the only place that knows gRPC.
 //
-// One completion queue, polled by a few threads that also run the handlers (which never block).
-// Beside our services it serves grpc.health.v1.Health (for "" and "embcache.v1.Cache") and
-// reflection.
+// A few threads with a completion queue each also run the handlers (which never block). Beside our
+// services it serves grpc.health.v1.Health (for "" and "embcache.v1.Cache") and reflection.
+//
+// Connections are accepted here and handed to gRPC, which would neither say whose they are nor
+// survive a failing accept: see AcceptLoop and ConnectionTable.
 
 #ifndef EMBCACHE_SERVER_RPC_SERVER_H_
 #define EMBCACHE_SERVER_RPC_SERVER_H_
@@ -15,16 +17,33 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/accept_loop.h"
 #include "server/admin_service.h"
+#include "server/answer_budget.h"
 #include "server/cache_service.h"
+#include "server/connection_table.h"
+#include "server/peer.h"
+#include "server/unix_listener.h"
 
 namespace embcache {
 
+// PEM files; they are read again when they change.
+struct TlsFiles {
+  std::string certificate;
+  std::string key;
+  std::string client_ca;  // clients must show a certificate of it; empty = anybody may connect
+};
+
 struct RpcServerOptions {
-  // At least one of the two.
-  std::string unix_socket;  // path; empty = none
-  std::string tcp_address;  // "host:port", plaintext; empty = none
-  mode_t mode = 0660;       // of the socket, whatever the umask
+  // One of the two.
+  std::string unix_socket;  // path
+  std::string tcp_address;  // "host:port"; whoever calls over it may look and change nothing
+  SocketAccess access;      // of the unix socket
+  PeerRules peers;          // of the unix socket
+  TlsFiles tls;             // of TCP; all empty = plaintext
+  ConnectionLimits connections;
+  AnswerLimits answers;
+  AcceptLoopOptions accepting;
   int threads = 2;
   // Calls being handled; more are refused with RESOURCE_EXHAUSTED at once.
   int max_in_flight = 1024;
@@ -38,9 +57,9 @@ class RpcServer {
  public:
   // Binds and serves; health says NOT_SERVING until SetServing(true). REQUIRES: the caller holds
   // the daemon's lock, for a socket left behind by an earlier run is removed. FAILED_PRECONDITION:
-  // the path is something other than a socket. UNAVAILABLE: cannot bind. The services are not owned
-  // and outlive the server.
-  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const RpcServerOptions& options,
+  // the path is something other than a socket, or a file for TLS cannot be read. UNAVAILABLE:
+  // cannot bind. The services are not owned and outlive the server.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(RpcServerOptions options,
                                                           CacheService* cache, AdminService* admin);
   // Shuts down at once if Shutdown was not called.
   ~RpcServer();
@@ -51,11 +70,13 @@ class RpcServer {
   // What health answers. Calls are served in either case. Thread-safe.
   void SetServing(bool serving);
 
-  // Takes no new calls, lets those in flight finish until `deadline`, then cancels them towards
-  // their clients, and returns when every handler has answered. Call it once, not from a handler.
+  // Takes no new calls, lets those in flight finish until `deadline`, then ends the connections
+  // that are left, and returns when every handler has answered. Call it once, not from a handler.
   void Shutdown(absl::Time deadline);
 
   int tcp_port() const;  // the one bound; 0 without tcp_address
+  size_t connections() const;
+  uint64_t unread_bytes() const;  // of counted answers; see AnswerBudget
 
  private:
   class Impl;

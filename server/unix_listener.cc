@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -14,7 +15,8 @@ namespace embcache {
 namespace {
 
 constexpr size_t kMaxSocketPathBytes = sizeof(sockaddr_un::sun_path) - 1;
-constexpr int kBacklog = 128;
+constexpr int kBacklog = 1024;  // less where the kernel says so
+constexpr auto kUnchanged = static_cast<uid_t>(-1);
 
 absl::Status ErrnoStatus(absl::string_view what, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat(what, " ", path));
@@ -45,19 +47,20 @@ absl::Status CheckSocketPath(absl::string_view path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, mode_t mode) {
+absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, int type,
+                                                const SocketAccess& access) {
   if (absl::Status ok = CheckSocketPath(path); !ok.ok()) return ok;
   UnixListener listener;
-  listener.fd_ = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  listener.fd_ = UniqueFd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.fd_) return ErrnoStatus("socket for", path);
   if (absl::Status ok = RemoveStaleSocket(path); !ok.ok()) return ok;
 
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.data(), path.size());
-  // The file gets the descriptor's mode less the umask; chmod then gives back what that took. So it
-  // is never wider than asked, not even for an instant.
-  if (fchmod(listener.fd(), mode) != 0) return ErrnoStatus("fchmod", path);
+  // The file gets the descriptor's mode less the umask; chmod widens it when owner and group are
+  // right. So it is never wider than asked, not even for an instant.
+  if (fchmod(listener.fd(), access.mode & 0700) != 0) return ErrnoStatus("fchmod", path);
   if (bind(listener.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return ErrnoStatus("bind", path);
   }
@@ -66,7 +69,12 @@ absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, mode_t 
   listener.path_ = path;
   listener.device_ = bound.st_dev;
   listener.inode_ = bound.st_ino;
-  if (chmod(path.c_str(), mode) != 0) return ErrnoStatus("chmod", path);
+  if ((access.owner.has_value() || access.group.has_value()) &&
+      lchown(path.c_str(), access.owner.value_or(kUnchanged), access.group.value_or(kUnchanged)) !=
+          0) {
+    return ErrnoStatus("chown", path);
+  }
+  if (chmod(path.c_str(), access.mode) != 0) return ErrnoStatus("chmod", path);
   if (listen(listener.fd(), kBacklog) != 0) return ErrnoStatus("listen", path);
   return listener;
 }

@@ -18,7 +18,7 @@ namespace {
 
 constexpr absl::Duration kFirstBackOff = absl::Milliseconds(10);
 constexpr absl::Duration kMaxBackOff = absl::Seconds(1);
-// How often lost sessions are looked at while there are any.
+// How often lost and replaced sessions are looked at while there are any.
 constexpr int kLostCheckMs = 100;
 
 // Takes one packet off the control socket. False: the connection is over.
@@ -65,6 +65,7 @@ Connection::~Connection() {
     last.swap(session_);
   }
   if (last != nullptr && last->holds() > 0) last->MarkLost();
+  for (const auto& session : replaced_) session->MarkLost();
 }
 
 bool Connection::in_own_process() const { return getpid() == pid_; }
@@ -90,7 +91,15 @@ void Connection::Watch() {
   pthread_setname_np(pthread_self(), "emb-control");
   std::shared_ptr<Session> current = session().value_or(nullptr);
   while (current != nullptr) {
-    if (!WatchSession(current.get())) return;
+    switch (WatchSession(current.get())) {
+      case Watched::kStopped:
+        return;
+      case Watched::kInDoubt:
+        current = Replace(std::move(current));
+        continue;
+      case Watched::kLost:
+        break;
+    }
     current->MarkLost();
     SetSession(nullptr);
     draining_.store(false);
@@ -102,17 +111,50 @@ void Connection::Watch() {
   }
 }
 
-bool Connection::WatchSession(Session* session) {
+Connection::Watched Connection::WatchSession(Session* session) {
   while (true) {
-    pollfd events[2] = {{session->control_fd(), POLLIN, 0}, {stop_event_.get(), POLLIN, 0}};
-    const int ready = poll(events, 2, lost_.empty() ? -1 : kLostCheckMs);
-    if (ready < 0 && errno != EINTR) return true;
-    if (events[1].revents != 0) return false;
+    pollfd events[3] = {{session->control_fd(), POLLIN, 0},
+                        {stop_event_.get(), POLLIN, 0},
+                        {session->doubt_fd(), POLLIN, 0}};
+    const bool idle = lost_.empty() && replaced_.empty();
+    const int ready = poll(events, 3, idle ? -1 : kLostCheckMs);
+    if (ready < 0 && errno != EINTR) return Watched::kLost;
+    if (events[1].revents != 0) return Watched::kStopped;
     if (ready > 0 && events[0].revents != 0 && !HandlePacket(session->control_fd(), &draining_)) {
-      return true;
+      return Watched::kLost;
     }
     AcknowledgeLost(*session);
+    EndReplaced();
+    if (ready > 0 && events[2].revents != 0) return Watched::kInDoubt;
   }
+}
+
+std::shared_ptr<Session> Connection::Replace(std::shared_ptr<Session> current) {
+  eventfd_t ignored;
+  eventfd_read(current->doubt_fd(), &ignored);
+  absl::StatusOr<std::shared_ptr<Session>> fresh = Session::Open(options_, "", releaser_);
+  if (!fresh.ok()) {
+    // The daemon is gone, which the control socket will tell, or as slow as before.
+    if (!WaitForStop(kMaxBackOff)) eventfd_write(current->doubt_fd(), 1);
+    return current;
+  }
+  SetSession(*fresh);
+  replaced_.push_back(std::move(current));
+  return *std::move(fresh);
+}
+
+void Connection::EndReplaced() {
+  std::vector<std::shared_ptr<Session>> still_used;
+  for (std::shared_ptr<Session>& session : replaced_) {
+    std::atomic<bool> draining{false};  // the current session is told, too
+    if (!HandlePacket(session->control_fd(), &draining)) {
+      session->MarkLost();
+      lost_.push_back(std::move(session));
+    } else if (session.use_count() > 1) {
+      still_used.push_back(std::move(session));
+    }
+  }
+  replaced_ = std::move(still_used);
 }
 
 std::shared_ptr<Session> Connection::Reconnect() {

@@ -1,5 +1,7 @@
 // Connection: keeps a client connected. It owns the current Session and the thread that watches the
-// control socket, reconnects, and acknowledges lost sessions once nothing of theirs is in use.
+// control socket, reconnects, and acknowledges lost sessions once nothing of theirs is in use. A
+// session that may hold what nobody knows of is replaced by a new one, and ended once nothing of it
+// is in use.
 // Internal to the client. Thread-safe.
 
 #ifndef EMBCACHE_CLIENT_CPP_CONNECTION_H_
@@ -36,8 +38,13 @@ class Connection {
  private:
   Connection(SessionOptions options, bool reconnect);
   void Watch();
-  // Until the control socket ends (true) or the client does (false).
-  bool WatchSession(Session* session);
+  enum class Watched { kStopped, kLost, kInDoubt };
+  // Until the client ends, the control socket does, or the session is in doubt.
+  Watched WatchSession(Session* session);
+  // A new session in place of `current`; `current` itself when there is none to be had.
+  std::shared_ptr<Session> Replace(std::shared_ptr<Session> current);
+  // Ends replaced sessions that nothing uses any more.
+  void EndReplaced();
   // Until there is a session again; null when the client ends.
   std::shared_ptr<Session> Reconnect();
   // Tells the daemon of `current` about lost sessions of the same daemon that nothing uses any
@@ -53,7 +60,8 @@ class Connection {
   const std::shared_ptr<Releaser> releaser_;
   UniqueFd stop_event_;  // readable once the client ends
   std::atomic<bool> draining_{false};
-  std::vector<std::shared_ptr<Session>> lost_;  // of the watching thread alone
+  std::vector<std::shared_ptr<Session>> lost_;      // of the watching thread alone
+  std::vector<std::shared_ptr<Session>> replaced_;  // likewise
 
   mutable absl::Mutex mutex_;
   std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mutex_);  // null: not connected

@@ -2,6 +2,7 @@
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -116,6 +117,8 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Open(const SessionOptions& opt
   std::shared_ptr<Session> session(new Session(options));
   session->releaser_ = std::move(releaser);
   session->pid_ = getpid();
+  session->doubt_event_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!session->doubt_event_.ok()) return Unavailable("eventfd", errno);
   absl::Status status = session->ConnectControl();
   if (!status.ok()) return status;
   v1::ClientPacket packet;
@@ -267,6 +270,8 @@ embcache::v1::Cache::Stub& Session::waiting_stub() {
                   [this] { waiting_stub_ = v1::Cache::NewStub(OpenChannel(options_.directory)); });
   return *waiting_stub_;
 }
+
+void Session::Doubt() const { eventfd_write(doubt_event_.get(), 1); }
 
 void Session::Prepare(grpc::ClientContext* context, absl::Duration wait) const {
   context->set_deadline(absl::ToChronoTime(absl::Now() + wait + options_.timeout));

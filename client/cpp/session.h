@@ -87,7 +87,9 @@ class Session {
     }
     grpc::ClientContext context;
     Prepare(&context);
-    return FromGrpc((stub_.get()->*method)(&context, request, response));
+    absl::Status status = FromGrpc((stub_.get()->*method)(&context, request, response));
+    if (absl::IsDeadlineExceeded(status)) Doubt();
+    return status;
   }
 
   // The same for a call that the daemon may keep waiting for `wait`, over a connection of its own:
@@ -101,8 +103,14 @@ class Session {
     }
     grpc::ClientContext context;
     Prepare(&context, wait);
-    return FromGrpc((waiting_stub().*method)(&context, request, response));
+    absl::Status status = FromGrpc((waiting_stub().*method)(&context, request, response));
+    if (absl::IsDeadlineExceeded(status)) Doubt();
+    return status;
   }
+
+  // Readable once a call has gone unanswered for too long: the daemon may have granted a lease or
+  // reservation that nobody here knows of. Only the session's end is sure to give it back.
+  int doubt_fd() const { return doubt_event_.get(); }
 
  private:
   struct Mapping {
@@ -118,6 +126,7 @@ class Session {
   absl::Status MapSegments(const std::vector<UniqueFd>& descriptors);
   absl::Status MapSegment(const embcache::v1::Segment& segment, int fd);
   absl::Status OpenStub();
+  void Doubt() const;
   void Prepare(grpc::ClientContext* context, absl::Duration wait = absl::ZeroDuration()) const;
   embcache::v1::Cache::Stub& waiting_stub();
 
@@ -125,6 +134,7 @@ class Session {
   std::shared_ptr<Releaser> releaser_;
   pid_t pid_ = 0;
   UniqueFd control_;
+  UniqueFd doubt_event_;
   embcache::v1::Welcome welcome_;
   std::string token_hex_;
   absl::flat_hash_map<uint32_t, Mapping> mappings_;

@@ -103,6 +103,7 @@ absl::Status Hit(client::Client& client, const client::Key& key);
 
 absl::Status HitLatency(Report* report);
 absl::Status HitThroughput(Report* report);
+absl::Status Overload(Report* report);
 absl::Status Redis2Mb(Report* report);
 absl::Status Redis16Mb(Report* report);
 absl::Status Put16Mb(Report* report);

@@ -30,13 +30,19 @@ class DaemonProcess {
  public:
   // `flags` follow --socket-dir, --device=host and --l1-capacity=64MiB. In them "{dir}" stands for
   // the test's directory. There is no L3 unless they have --l3-dir: the default one is the user's.
-  explicit DaemonProcess(std::vector<std::string> flags = {}) {
+  // `wrapper` is a command that runs the daemon's.
+  explicit DaemonProcess(std::vector<std::string> flags = {},
+                         const std::vector<std::string>& wrapper = {}) {
     // Short: a socket's path has 107 bytes.
     std::string name = "/tmp/embcached.XXXXXX";
     directory_ = mkdtemp(name.data());
     std::filesystem::create_directory(socket_dir());
-    command_ = {EMBCACHE_BIN "/embcached", absl::StrCat("--socket-dir=", socket_dir()),
-                "--device=host", "--l1-capacity=64MiB"};
+    command_ = wrapper;
+    for (const std::string& word :
+         {std::string(EMBCACHE_BIN "/embcached"), absl::StrCat("--socket-dir=", socket_dir()),
+          std::string("--device=host"), std::string("--l1-capacity=64MiB")}) {
+      command_.push_back(word);
+    }
     bool disk = false;
     for (std::string& flag : flags) {
       disk = disk || flag.rfind("--l3-dir", 0) == 0;

@@ -33,9 +33,10 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 class Daemon:
-    def __init__(self, directory: str, *flags: str) -> None:
+    def __init__(self, directory: str, *flags: str, launcher: tuple[str, ...] = ()) -> None:
         self.directory = directory
         self._flags = flags
+        self._launcher = launcher
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -43,7 +44,9 @@ class Daemon:
         flags = ["--device=host", "--l1-capacity=64MiB", "--l3-write=off", *self._flags]
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
-                [EMBCACHED, "--socket-dir", self.directory, *flags], stdout=log, stderr=log
+                [*self._launcher, EMBCACHED, "--socket-dir", self.directory, *flags],
+                stdout=log,
+                stderr=log,
             )
         control = os.path.join(self.directory, "control.sock")
 
@@ -56,6 +59,11 @@ class Daemon:
             return os.path.exists(control)
 
         until(ready)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def log(self) -> str:
         with open(os.path.join(self.directory, "log")) as file:

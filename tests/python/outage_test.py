@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -216,3 +217,49 @@ def test_restarts_under_load_give_only_whole_entries(client, own_daemon, key):
         thread.join()
     assert not wrong
     until(lambda: client.stats()["leases"] == 0)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A daemon with its L3 on a file system of its own, and what is in the way of filling that."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs root, or a kernel that lets users make mount namespaces")
+    script = f'mount -t tmpfs -o size=48m tmpfs {disk} && exec "$@"'
+    launcher = ("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
+    directory = tmp_path / "sockets"
+    directory.mkdir()
+    flags = ("--l3-write=through", f"--l3-dir={disk}/l3", "--l3-capacity=32MiB")
+    daemon = Daemon(str(directory), *flags, launcher=launcher)
+    # The daemon's own view of it.
+    yield daemon, f"/proc/{daemon.pid}/root{disk}/filler"
+    daemon.kill()
+
+
+def test_a_daemon_whose_disk_is_full_serves_from_memory_and_recovers(small_disk, key):
+    daemon, filler = small_disk
+
+    def put(n):
+        name = embcache.Key("m", embcache.keys.name_hash(f"{key} {n}"))
+        client.put(name, {"x": array(1 << 18, seed=n)})
+        return name
+
+    with embcache.Client(daemon.directory, strict=True) as client:
+
+        def l3():
+            return client.stats()["l3"]
+
+        put(0)
+        until(lambda: l3()["writes"] == 1)
+        with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 20))
+        names = [put(n) for n in range(1, 9)]
+        until(lambda: l3()["write_failures"] + l3()["dropped_writes"] > 0)
+        for n, name in enumerate(names, start=1):
+            np.testing.assert_array_equal(client.get(name)["x"].numpy(), array(1 << 18, seed=n))
+        os.unlink(filler)
+        writes = l3()["writes"]
+        numbers = iter(range(100, 1000))
+        until(lambda: put(next(numbers)) and l3()["writes"] > writes)

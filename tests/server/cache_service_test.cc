@@ -302,13 +302,13 @@ TEST_F(CacheServiceTest, DeleteSaysWhatExisted) {
 
 TEST_F(CacheServiceTest, PopLeasesAndRemovesWithoutCounting) {
   Put(ProtoItem("a"));
-  const CallContext reader = OpenSession(false);
+  const CallContext writer = OpenSession(true);
   v1::PopRequest request;
   *request.mutable_key() = ProtoKey("a");
-  const auto popped = CallHandler(&service_, &CacheService::Pop, request, reader);
+  const auto popped = CallHandler(&service_, &CacheService::Pop, request, writer);
   EXPECT_EQ(popped.response.result().verdict(), v1::GetResult::HIT);
   EXPECT_NE(popped.response.result().lease(), 0u);
-  EXPECT_EQ(CallHandler(&service_, &CacheService::Pop, request, reader).response.result().verdict(),
+  EXPECT_EQ(CallHandler(&service_, &CacheService::Pop, request, writer).response.result().verdict(),
             v1::GetResult::MISS);
   EXPECT_EQ(Stats().gets(), 0u);
 }

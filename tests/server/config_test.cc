@@ -286,5 +286,35 @@ TEST(ConfigTest, ValidateReportsEveryFaultOfAConfigMadeInCode) {
   EXPECT_THAT(faults, HasSubstr("--socket-dir"));
 }
 
+TEST(ConfigTest, TcpIsEncryptedUnlessAskedForByName) {
+  const Strings tls = {"--tls-cert=/c", "--tls-key=/k"};
+  const auto exit_code = [](const Strings& flags) {
+    const ConfigOutcome outcome = ParseConfig(flags, kHome);
+    return outcome.run ? 0 : outcome.exit_code;
+  };
+  EXPECT_EQ(exit_code({"--tcp-address=127.0.0.1:7070"}), kExitConfig);
+  EXPECT_EQ(exit_code({"--tcp-address=127.0.0.1:7070", "--insecure-tcp"}), 0);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[0], tls[1]}), 0);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[0], tls[1], "--tls-client-ca=/a"}), 0);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[0]}), kExitConfig);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[1], "--insecure-tcp"}), kExitConfig);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", tls[0], tls[1], "--insecure-tcp"}), kExitConfig);
+  EXPECT_EQ(exit_code({"--tcp-address=[::]:7070", "--insecure-tcp", "--tls-client-ca=/a"}),
+            kExitConfig);
+  for (const char* alone : {"--tls-cert=/c", "--tls-key=/k", "--tls-client-ca=/a"}) {
+    EXPECT_EQ(exit_code({alone}), kExitConfig) << alone;
+  }
+  EXPECT_EQ(exit_code({"--insecure-tcp"}), kExitConfig);
+}
+
+TEST(ConfigTest, AnAddressForTcpHasAHostAndAPort) {
+  for (const char* bad :
+       {"7070", ":7070", "host:", "host:port", "host:65536", "::1:7070", "[]:1"}) {
+    EXPECT_EQ(ParseConfig({absl::StrCat("--tcp-address=", bad), "--insecure-tcp"}, kHome).exit_code,
+              kExitUsage)
+        << bad;
+  }
+}
+
 }  // namespace
 }  // namespace embcache

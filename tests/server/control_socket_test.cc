@@ -266,14 +266,14 @@ TEST_F(ControlSocketTest, RefusesNewSessionsWhileDrainingAndTellsTheOldOnes) {
 }
 
 TEST_F(ControlSocketTest, RefusesUsersWhoAreNotOnTheAllowList) {
-  options_.allowed_uids = {getuid() + 1};
+  options_.peers.allowed_uids = {getuid() + 1};
   Start();
   ExpectRefused(HelloPacket(), absl::StatusCode::kPermissionDenied, absl::StrCat("uid ", getuid()));
 }
 
 TEST_F(ControlSocketTest, AdmitsAllowedUsersAndMembersOfAllowedGroups) {
-  options_.allowed_uids = {getuid() + 1};
-  options_.allowed_gids = {getgid()};
+  options_.peers.allowed_uids = {getuid() + 1};
+  options_.peers.allowed_gids = {getgid()};
   Start();
   ControlClient client(options_.path);
   client.SayHello();
@@ -498,7 +498,7 @@ TEST_F(ControlSocketTest, StopClosesConnectionsAndRemovesTheSocket) {
 // --- The socket's file --------------------------------------------------------------------------
 
 TEST_F(ControlSocketTest, TheSocketHasTheModeAskedForWhateverTheUmask) {
-  options_.mode = 0660;
+  options_.access.mode = 0660;
   const mode_t before = umask(077);
   Start();
   umask(before);
@@ -520,7 +520,7 @@ TEST_F(ControlSocketTest, ASocketLeftBehindIsReplacedButNothingElseIs) {
   control_.reset();
 
   std::ofstream(options_.path) << "precious";
-  const auto refused = UnixListener::Bind(options_.path, 0600);
+  const auto refused = UnixListener::Bind(options_.path, SOCK_SEQPACKET, {.mode = 0600});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(access(options_.path.c_str(), F_OK), 0);
 }
@@ -538,7 +538,8 @@ TEST(SocketPathTest, PathsOver107BytesAreRefused) {
   const absl::Status refused = CheckSocketPath(std::string(108, 'p'));
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("108 bytes, at most 107"));
-  EXPECT_EQ(UnixListener::Bind(std::string(108, 'p'), 0600).status(), refused);
+  EXPECT_EQ(UnixListener::Bind(std::string(108, 'p'), SOCK_SEQPACKET, {.mode = 0600}).status(),
+            refused);
 }
 
 }  // namespace

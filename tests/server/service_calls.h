@@ -19,12 +19,15 @@ struct Answer {
   Response response;
 };
 
+// Whose calls tests make where it does not matter.
+inline CallContext AdminCall() { return CallContext{.caller = Caller::kAdmin}; }
+
 // Calls a handler and waits for its answer.
 template <class Service, class Request, class Response>
 Answer<Response> CallHandler(Service* service,
                              void (Service::*handler)(const CallContext&, const Request&, Response*,
                                                       Done),
-                             const Request& request, const CallContext& context = {}) {
+                             const Request& request, const CallContext& context = AdminCall()) {
   Answer<Response> answer;
   absl::Notification done;
   (service->*handler)(context, request, &answer.response, [&](absl::Status status) {

@@ -35,7 +35,7 @@ class ServiceFixture : public CacheFixture {
   CallContext OpenSession(bool writer) {
     auto token = registry_.Open({.name = "test", .writer = writer, .pid = 1, .uid = 1});
     EXPECT_TRUE(token.ok()) << token.status();
-    return CallContext{.session = *token};
+    return CallContext{.session = *token, .caller = Caller::kLocal};
   }
 
   v1::PutResult Put(const v1::PutItem& item) {
@@ -46,7 +46,7 @@ class ServiceFixture : public CacheFixture {
     return put.response.results(0);
   }
 
-  v1::GetResult Get(const std::string& name, const CallContext& context = {},
+  v1::GetResult Get(const std::string& name, const CallContext& context = AdminCall(),
                     uint64_t inline_limit = 0) {
     v1::GetRequest request;
     *request.add_items()->mutable_key() = ProtoKey(name);

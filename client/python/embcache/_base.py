@@ -98,6 +98,20 @@ class Base:
         return True
 
     @property
+    def max_entry_bytes(self) -> int:
+        """Bytes of the largest entry that the daemon can hold in memory; 0 while disconnected."""
+        try:
+            return self._connection.session().limits.max_entry_bytes
+        except CacheError:
+            return 0
+
+    def _is_current(self, session: Session) -> bool:
+        try:
+            return self._connection.session() is session
+        except CacheError:
+            return False
+
+    @property
     def epoch(self) -> bytes:
         """16 random bytes of the daemon's run; empty while disconnected."""
         try:
@@ -295,7 +309,8 @@ class BaseClaim:
         return self._hold is not None and self._hold.id != 0 and self._hold.session.connected
 
     def _claim_item(self, item: pb.PutItem) -> pb.PutItem:
-        if self._hold is not None:
+        # Another session's would be refused.
+        if self.held and self._hold is not None and self._client._is_current(self._hold.session):
             item.claim = self._hold.id
         return item
 

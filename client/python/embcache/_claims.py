@@ -26,13 +26,16 @@ class ClaimHold:
     def __init__(self, session: Session, claim: int) -> None:
         self.session = session
         self.id = claim
+        session.held.add(("claim", claim))
 
     def forget(self) -> None:
         """It has ended with a put."""
+        self.session.held.discard(("claim", self.id))
         self.id = 0
 
     def __del__(self) -> None:
         if self.id and os.getpid() == self.session.pid:
+            self.session.held.discard(("claim", self.id))
             self.session.releaser.add(self.session, ("claim", self.id), 0)
 
 

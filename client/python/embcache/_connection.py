@@ -39,6 +39,7 @@ class Connection:
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._lost: list[Session] = []  # of the watching thread alone
+        self._replaced: list[Session] = []  # likewise
         self._closing = False
         self.exiting = False
         self._releaser = Releaser()
@@ -113,6 +114,8 @@ class Connection:
                 current = self._reconnect()
             elif not self._wait_for_end(current):
                 break
+            elif current.in_doubt:
+                current = self._replace(current)
             else:
                 self._lose(current)
                 current = None
@@ -124,19 +127,56 @@ class Connection:
         return self._closing and (self.exiting or current is None or not current.held)
 
     def _wait_for_end(self, session: Session) -> bool:
-        """Until the session ends (True) or the client is finished with it (False)."""
+        """Until the session ends or is in doubt (True) or the client is finished with it (False)."""
         poll = select.poll()
         poll.register(session.control.fileno(), select.POLLIN)
         poll.register(self._stop_event, select.POLLIN)
+        poll.register(session.doubt_event, select.POLLIN)
         while not self._finished(session):
-            timeout = _LOST_CHECK * 1000 if self._lost or self._closing else None
-            for descriptor, _ in poll.poll(timeout):
+            waiting = self._lost or self._replaced or self._closing
+            for descriptor, _ in poll.poll(_LOST_CHECK * 1000 if waiting else None):
                 if descriptor == self._stop_event:
                     os.eventfd_read(self._stop_event)
+                elif descriptor == session.doubt_event:
+                    os.eventfd_read(session.doubt_event)
+                    session.in_doubt = True
                 elif not self._handle_packet(session):
+                    session.in_doubt = False
                     return True
             self._acknowledge_lost(session)
+            self._end_replaced()
+            if session.in_doubt:
+                return True
         return False
+
+    def _replace(self, current: Session) -> Session:
+        """A new session in place of one that may hold what nobody knows of; the old one when there
+        is none to be had."""
+        current.in_doubt = False
+        try:
+            session = Session(self.options, self._releaser, b"")
+        except CacheError:
+            if not self._wait_for_stop(_MAX_BACK_OFF):
+                current.doubt()
+            return current
+        with self._lock:
+            self._session = session
+        self._replaced.append(current)
+        self._on_session()
+        return session
+
+    def _end_replaced(self) -> None:
+        """Ends replaced sessions that nothing uses any more."""
+        still_used: list[Session] = []
+        for session in self._replaced:
+            draining = self.draining
+            if not self._handle_packet(session):
+                session.connected = False
+                self._lost.append(session)
+            elif session.held:
+                still_used.append(session)
+            self.draining = draining  # the current session is told, too
+        self._replaced = still_used
 
     def _handle_packet(self, session: Session) -> bool:
         """Takes one packet off the control socket. False: the connection is over."""

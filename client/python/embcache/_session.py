@@ -103,11 +103,16 @@ class Session:
         # What is pinned through this session. Added to and taken from in single steps, which a
         # finalizer may do in the middle of anything.
         self.held: set[tuple[str, int]] = set()
+        # Set off when a call has gone unanswered for too long: the daemon may have granted a lease
+        # or reservation that nobody here knows of. Only the session's end is sure to give it back.
+        self.doubt_event = -1
+        self.in_doubt = False  # of the connection's thread
         self._segments: dict[int, Segment] = {}
         self._welcomed = False
         self.control = self._connect()
         _sessions.add(self)
         try:
+            self.doubt_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._hello(acknowledges)
             self.channel = grpc.insecure_channel(
                 channel_target(options.directory), options=CHANNEL_OPTIONS
@@ -122,6 +127,11 @@ class Session:
     def __del__(self) -> None:
         if getattr(self, "control", None) is not None and os.getpid() == self.pid:
             self._goodbye()
+        if getattr(self, "doubt_event", -1) >= 0:
+            os.close(self.doubt_event)
+
+    def doubt(self) -> None:
+        os.eventfd_write(self.doubt_event, 1)
 
     # --- Calls ----------------------------------------------------------------------------------
 
@@ -134,7 +144,13 @@ class Session:
                 request, timeout=self.options.timeout + wait, metadata=self.metadata
             )
         except grpc.RpcError as error:
-            raise rpc_error(error) from None
+            raise self.failed(error) from None
+
+    def failed(self, error: Any) -> CacheError:
+        """What to raise for a call that ended with `error`."""
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            self.doubt()
+        return rpc_error(error)
 
     def _waiting(self) -> dict[str, Any]:
         """Of a connection of its own: calls that wait would fill that of the others, which bears

@@ -19,7 +19,6 @@ from embcache._session import (
     Session,
     channel_target,
     make_stubs,
-    rpc_error,
 )
 from embcache.client import split_encoded
 from embcache.errors import CacheError
@@ -279,7 +278,7 @@ class Client(Base):
                 request, timeout=session.options.timeout + wait, metadata=session.metadata
             )
         except grpc.RpcError as error:
-            raise rpc_error(error) from None
+            raise session.failed(error) from None
 
     def _run(self, session: Session, operation: ops.Operation[T]) -> Coroutine[Any, Any, T]:
         return _to_its_end(self._drive(session, operation))

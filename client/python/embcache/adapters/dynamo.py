@@ -1,5 +1,5 @@
-"""A cache as Dynamo's MultimodalEmbeddingCacheManager is used: `get`, `set` and `set_with_delta` of
-a CachedEmbedding.
+"""A cache as Dynamo's MultimodalEmbeddingCacheManager is used: `get`, `set`, `set_with_delta` and
+`make_room_for` of a CachedEmbedding.
 
     cache = MultimodalEmbeddingCache(client=Client(), model="qwen2.5-vl-7b")
 
@@ -35,17 +35,22 @@ class CacheMutation:
     removed_keys: list[str] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass
+class CacheReservation:
+    admitted: bool
+    removed_keys: list[str] = dataclasses.field(default_factory=list)
+
+
 _FIELDS = tuple(field.name for field in dataclasses.fields(CachedEmbedding))
 _DYNAMO = "dynamo.common.memory.multimodal_embedding_cache_manager"
 
 
-def _types() -> tuple[Any, Any]:
-    """Dynamo's own where it is installed."""
+def _type(ours: type) -> Any:
+    """Dynamo's own of the same name, where it is installed and has it."""
     try:
-        module = importlib.import_module(_DYNAMO)
-        return module.CachedEmbedding, module.CacheMutation
+        return getattr(importlib.import_module(_DYNAMO), ours.__name__)
     except (ImportError, AttributeError):
-        return CachedEmbedding, CacheMutation
+        return ours
 
 
 class MultimodalEmbeddingCache:
@@ -64,7 +69,9 @@ class MultimodalEmbeddingCache:
         self._model = model
         self._variant = variant
         self._convert = _frameworks.converter(framework, device)
-        self._embedding, self._mutation = _types()
+        self._embedding = _type(CachedEmbedding)
+        self._mutation = _type(CacheMutation)
+        self._reservation = _type(CacheReservation)
         self._lock = threading.Lock()
         self._names: dict[bytes, str] = {}  # of keys that are no hex, set through this object
         self._hits = 0
@@ -89,6 +96,11 @@ class MultimodalEmbeddingCache:
         if not found:
             return None
         return self._embedding(**{name: value[name] for name in _FIELDS if name in value})
+
+    def make_room_for(self, key: str, size_bytes: int) -> Any:
+        """Whether an entry of that size could be stored. The daemon makes the room, of what is used
+        least by anyone, when the entry comes: nothing is removed here."""
+        return self._reservation(size_bytes <= self._client.max_entry_bytes, [])
 
     def set(self, key: str, entry: Any) -> bool:
         return bool(self.set_with_delta(key, entry).stored)

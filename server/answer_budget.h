@@ -1,0 +1,66 @@
+// AnswerBudget: bounds the bytes of answers that clients have been sent and have not read. gRPC
+// keeps those in the daemon's memory for as long as a client likes.
+//
+// A connection with too much unread gets no more until it has read. When all connections together
+// have too much, the one with the most is cut: those who read do not pay for those who do not.
+// Answers below kCountedAnswerBytes are not counted; the bound on calls bounds them.
+//
+// Thread-safe.
+
+#ifndef EMBCACHE_SERVER_ANSWER_BUDGET_H_
+#define EMBCACHE_SERVER_ANSWER_BUDGET_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+
+namespace embcache {
+
+inline constexpr uint64_t kCountedAnswerBytes = 4096;
+
+struct AnswerLimits {
+  uint64_t total = uint64_t{256} << 20;
+  uint64_t per_connection = uint64_t{32} << 20;  // and one answer more, however large
+};
+
+class AnswerBudget {
+ public:
+  // `cut` ends a connection; it is called without a lock, from any thread.
+  AnswerBudget(AnswerLimits limits, absl::AnyInvocable<void(absl::string_view peer) const> cut)
+      : limits_(limits), cut_(std::move(cut)) {}
+
+  // Whether Admit could refuse anybody: what a call pays in the usual case.
+  bool crowded() const { return unread_.load(std::memory_order_relaxed) >= limits_.per_connection; }
+  // RESOURCE_EXHAUSTED: a call of `peer` is not to be handled now.
+  absl::Status Admit(const std::string& peer) const;
+
+  // Counts an answer to `peer`. RESOURCE_EXHAUSTED, if it `may_refuse`: it is not counted, and not
+  // to be sent.
+  absl::Status Charge(const std::string& peer, uint64_t bytes, bool may_refuse);
+  // The answer has left, or never will.
+  void Refund(const std::string& peer, uint64_t bytes);
+
+  uint64_t unread() const { return unread_.load(std::memory_order_relaxed); }
+
+ private:
+  absl::Status TooMuchUnread(uint64_t bytes) const;
+  const std::string& GreediestLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const AnswerLimits limits_;
+  const absl::AnyInvocable<void(absl::string_view peer) const> cut_;
+  std::atomic<uint64_t> unread_ = 0;  // the sum of of_peer_
+  mutable absl::Mutex mu_;
+  absl::flat_hash_map<std::string, uint64_t> of_peer_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace embcache
+
+#endif  // EMBCACHE_SERVER_ANSWER_BUDGET_H_

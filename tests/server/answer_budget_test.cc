@@ -1,0 +1,55 @@
+#include "server/answer_budget.h"
+
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace embcache {
+namespace {
+
+class AnswerBudgetTest : public testing::Test {
+ protected:
+  std::vector<std::string> cut_;
+  AnswerBudget budget_{{.total = 100, .per_connection = 40}, [this](absl::string_view peer) {
+                         const_cast<AnswerBudgetTest*>(this)->cut_.emplace_back(peer);
+                       }};
+};
+
+TEST_F(AnswerBudgetTest, WhoDoesNotReadGetsNoMoreUntilItHasRead) {
+  EXPECT_TRUE(budget_.Charge("a", 30, /*may_refuse=*/true).ok());
+  EXPECT_TRUE(budget_.Charge("a", 20, true).ok());
+  EXPECT_EQ(budget_.Charge("a", 20, true).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(budget_.Charge("b", 20, true).ok());
+  budget_.Refund("a", 30);
+  EXPECT_TRUE(budget_.Charge("a", 20, true).ok());
+  EXPECT_TRUE(cut_.empty());
+}
+
+TEST_F(AnswerBudgetTest, OneAnswerMayBeLargerThanTheBound) {
+  EXPECT_TRUE(budget_.Charge("a", 90, true).ok());
+  EXPECT_TRUE(budget_.crowded());
+  EXPECT_EQ(budget_.Admit("a").code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(budget_.Admit("b").ok());
+}
+
+TEST_F(AnswerBudgetTest, WhatCannotBeRefusedIsCounted) {
+  EXPECT_TRUE(budget_.Charge("a", 30, /*may_refuse=*/false).ok());
+  EXPECT_TRUE(budget_.Charge("a", 30, /*may_refuse=*/false).ok());
+  EXPECT_EQ(budget_.unread(), 60u);
+  EXPECT_EQ(budget_.Admit("a").code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(AnswerBudgetTest, BeyondTheTotalWhoHasTheMostUnreadIsCutAndNobodyIsAdmitted) {
+  EXPECT_TRUE(budget_.Charge("a", 30, true).ok());
+  EXPECT_TRUE(budget_.Charge("b", 39, true).ok());
+  EXPECT_TRUE(budget_.Charge("c", 35, true).ok());
+  EXPECT_EQ(cut_, std::vector<std::string>{"b"});
+  EXPECT_EQ(budget_.Admit("d").code(), absl::StatusCode::kResourceExhausted);
+  budget_.Refund("b", 39);
+  EXPECT_TRUE(budget_.Admit("d").ok());
+  EXPECT_EQ(budget_.unread(), 65u);
+}
+
+}  // namespace
+}  // namespace embcache
