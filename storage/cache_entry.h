@@ -54,6 +54,7 @@ struct CacheEntry {
   bool saved = false;       // L3 has this generation
   bool admitted = false;    // may be written to L3
   bool queued = false;      // waits in the persist queue
+  bool told_gone = false;   // kLoading: watchers have been told that the store lost it
   uint32_t pins = 0;        // ReadHandles
   uint32_t io_pins = 0;     // copies out of (or into) `range` that end by themselves
   std::vector<LookupWaiter> waiters;

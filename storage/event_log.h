@@ -33,11 +33,10 @@ enum class RemoveReason : uint8_t {
 
 struct CacheEvent {
   enum class Kind : uint8_t {
-    kStored,    // reachable from now on, in `tier`, instead of what was there under the key
-    kRemoved,   // not reachable any more, in any tier
-    kMoved,     // its fastest tier is `tier` now, no longer `from`
-    kEpoch,     // every older entry of the model is unreachable
-    kCapacity,  // a tier's capacity is another one
+    kStored,   // reachable from now on, in `tier`, instead of what was there under the key
+    kRemoved,  // not reachable any more, in any tier
+    kMoved,    // its fastest tier is `tier` now, no longer `from`
+    kEpoch,    // every older entry of the model is unreachable
   };
   Kind kind = Kind::kStored;
   RemoveReason reason = RemoveReason::kDeleted;  // kRemoved
@@ -45,7 +44,7 @@ struct CacheEvent {
   TierId from = TierId::kL1;
   uint64_t sequence = 0;
   absl::Time time;
-  std::string key;          // encoded; kEpoch: the model; kCapacity: empty
+  std::string key;          // encoded; kEpoch: the model
   uint64_t generation = 0;  // kEpoch: the model's epoch
   uint64_t bytes = 0;       // kStored
   uint64_t encode_cost_us = 0;
@@ -63,13 +62,17 @@ class EventLog {
   // A slot with the next number and this key, the rest as in a fresh event, to be filled in.
   CacheEvent& Append(CacheEvent::Kind kind, absl::string_view key, absl::Time time);
 
+  // Something happened that events cannot tell: every reader misses one.
+  void Forget();
+
   // Copies up to `limit` events that follow number `after`. Returns how many of them are forgotten.
   uint64_t Read(uint64_t after, size_t limit, std::vector<CacheEvent>* events) const;
 
  private:
   const size_t capacity_;
   uint64_t next_ = 1;
-  std::vector<CacheEvent> slots_;  // number n in slot (n - 1) % capacity_
+  uint64_t base_ = 1;  // number n is in slot (n - base_) % capacity_
+  std::vector<CacheEvent> slots_;
 };
 
 }  // namespace embcache

@@ -166,14 +166,18 @@ void TieredCache::FreeIfUnusedLocked(CacheEntry* entry, AfterUnlock& after) {
 bool TieredCache::RemoveKeyLocked(CacheKey key, RemoveReason reason, StatusCallback removed,
                                   AfterUnlock& after) {
   CacheEntry* entry = FindLocked(key.encoded());
-  const bool stored = FindStoredLocked(key).has_value();
-  const bool existed = stored || (entry != nullptr && IsLiveLocked(*entry));
+  const std::optional<StoredPlace> stored = FindStoredLocked(key);
+  const bool existed = stored.has_value() || (entry != nullptr && IsLiveLocked(*entry));
   const bool being_written = persisting_.has_value() && persisting_->record.info->key == key;
   queue_.Cancel(key.encoded());
+  const bool told = entry != nullptr && IsOfCurrentEpochLocked(*entry) && !entry->told_gone;
+  if (told || stored.has_value()) {
+    TellRemovedLocked(key, told ? entry->generation : stored->generation, reason, after);
+  }
   if (entry != nullptr) DoomLocked(entry, reason, after);
   // A put that has not reached the disk may have forgotten an older record, which is still there.
   const bool forgotten = deps_.store != nullptr && deps_.store->Forget(key, next_generation_ - 1);
-  if (stored || being_written || forgotten) {
+  if (stored.has_value() || being_written || forgotten) {
     RemoveStoredLocked(key, next_generation_ - 1, std::move(removed), after);
   } else if (removed) {
     after.Add([removed = std::move(removed)]() mutable { removed(absl::OkStatus()); });
@@ -448,6 +452,7 @@ void TieredCache::AdvanceEpoch(absl::string_view model,
     } else {
       const uint64_t epoch = ++state->stats.model_epoch;
       queue_.CancelModel(model, epoch);
+      TellLocked(CacheEvent::Kind::kEpoch, model, after).generation = epoch;
       sweeps_.emplace_back(std::string(model), std::string());
       if (deps_.store == nullptr) {
         after.Add([epoch, done = std::move(done)]() mutable { done(epoch); });
@@ -510,6 +515,7 @@ void TieredCache::TickLocked(AfterUnlock& after) {
     RemoveKeyLocked(key, RemoveReason::kExpired, {}, after);
   }
   if (!sweeps_.empty()) SweepModelLocked(after);
+  TellLostLocked(after);
   KickPersistLocked(after);
 }
 

@@ -52,6 +52,18 @@ TEST(EventLogTest, ASlowReaderIsToldHowMuchItMissed) {
   EXPECT_EQ(events.size(), 4u);
 }
 
+TEST(EventLogTest, AfterAForgetEveryReaderHasMissedSomething) {
+  EventLog log(4);
+  for (int i = 0; i < 6; ++i) log.Append(CacheEvent::Kind::kRemoved, "key", kTime);
+  log.Forget();
+  std::vector<CacheEvent> events;
+  EXPECT_EQ(log.Read(6, 10, &events), 1u);
+  for (int i = 0; i < 5; ++i) log.Append(CacheEvent::Kind::kRemoved, "key", kTime);
+  EXPECT_EQ(log.Read(log.last() - 3, 10, &events), 0u);
+  EXPECT_EQ(events.size(), 3u);
+  EXPECT_EQ(events.back().sequence, log.last());
+}
+
 TEST(EventLogTest, ASlotThatIsUsedAgainKeepsNothingOfItsFormerEvent) {
   EventLog log(1);
   CacheEvent& stored =
