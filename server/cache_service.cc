@@ -21,7 +21,8 @@ CacheService::CacheService(CacheServiceDeps deps)
     : deps_(std::move(deps)),
       started_(deps_.clock->MonotonicNow()),
       segments_(deps_.cache->Segments()),
-      claims_(deps_.claims, deps_.clock) {
+      claims_(deps_.claims, deps_.clock),
+      hub_(deps_.cache, deps_.max_watchers) {
   for (const TieredCache::SegmentInfo& segment : segments_) {
     const char* data = segment.memory->host_data();
     if (data != nullptr) host_data_[segment.id] = data;
@@ -218,9 +219,8 @@ void CacheService::Get(const CallContext& context, const v1::GetRequest& request
         absl::StrCat("on_miss: ", static_cast<int>(request.on_miss()), " is unknown"));
   }
   if (status.ok()) {
-    status = request.on_miss() == v1::ON_MISS_CLAIM
-                 ? RequireSession(context, /*need_writer=*/true)
-                 : CheckOptionalSession(context);
+    status = request.on_miss() == v1::ON_MISS_CLAIM ? RequireSession(context, /*need_writer=*/true)
+                                                    : CheckOptionalSession(context);
   }
   if (status.ok()) status = CheckExpectations(context, request);
   if (!status.ok()) return done(std::move(status));

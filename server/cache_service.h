@@ -22,6 +22,7 @@
 #include "server/call_context.h"
 #include "server/claim_table.h"
 #include "server/claiming_lookup.h"
+#include "server/event_stream.h"
 #include "server/session_registry.h"
 #include "storage/clock.h"
 #include "storage/latency_histogram.h"
@@ -43,6 +44,7 @@ struct CacheServiceDeps {
   CacheServiceLimits limits;
   std::string version;
   ClaimLimits claims;
+  size_t max_watchers = 64;
 };
 
 // What latencies are kept of.
@@ -109,6 +111,13 @@ class CacheService {
   void Ping(const CallContext& context, const v1::PingRequest& request, v1::PingResponse* response,
             Done done);
 
+  // Watch: what to tell, and whom to wake when there is something. RESOURCE_EXHAUSTED: too many
+  // watchers.
+  absl::StatusOr<std::unique_ptr<EventStream>> Watch(const v1::WatchRequest& request,
+                                                     std::weak_ptr<Watcher> watcher);
+  // Ends every Watch, and refuses those that come.
+  void EndWatches() { hub_.EndAll(); }
+
   // The transport found out that a successful answer never reached its caller, who therefore does
   // not know what it holds: leases, reservations and claims given in the answer are taken back.
   void Undelivered(const CallContext& context, const v1::GetResponse& response);
@@ -171,6 +180,7 @@ class CacheService {
   absl::flat_hash_map<uint32_t, const char*> host_data_;  // of segments that this process can read
   std::atomic<bool> draining_ = false;
   ClaimTable claims_;
+  EventHub hub_;
   std::array<LatencyHistogram, kOperations> latencies_;
 };
 

@@ -190,6 +190,17 @@ void CacheService::Stats(const CallContext& context, const v1::StatsRequest& req
   done(absl::OkStatus());
 }
 
+absl::StatusOr<std::unique_ptr<EventStream>> CacheService::Watch(const v1::WatchRequest& request,
+                                                                 std::weak_ptr<Watcher> watcher) {
+  if (request.model().size() > kMaxModelBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("model: ", request.model().size(),
+                                                   " bytes; must be at most ", kMaxModelBytes));
+  }
+  absl::Status added = hub_.Add(std::move(watcher));
+  if (!added.ok()) return added;
+  return std::make_unique<EventStream>(deps_.cache, deps_.clock, deps_.epoch, request);
+}
+
 void CacheService::Ping(const CallContext& context, const v1::PingRequest& request,
                         v1::PingResponse* response, Done done) {
   done(CheckOptionalSession(context));

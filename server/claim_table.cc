@@ -5,6 +5,12 @@
 #include "absl/strings/str_cat.h"
 
 namespace embcache {
+namespace {
+
+// Waiters without a session share the bound of one.
+constexpr Token kNobody = {};
+
+}  // namespace
 
 ClaimTable::ClaimTable(const ClaimLimits& limits, const Clock* clock)
     : limits_(limits), clock_(clock) {}
@@ -46,8 +52,7 @@ std::optional<ClaimTable::Outcome> ClaimTable::Join(const Request& request, Call
   }
   const bool claimed = state != nullptr && state->claim != 0;
   if (request.until <= now) return Outcome{.verdict = Verdict::kTimedOut, .claimed = claimed};
-  const auto session =
-      request.session.has_value() ? sessions_.find(*request.session) : sessions_.end();
+  const auto session = sessions_.find(request.session.value_or(kNobody));
   const uint64_t of_session = session == sessions_.end() ? 0 : session->second.waiters.size();
   const uint64_t most = std::max<uint64_t>(1, limits_.max_waiters / 2);
   if (wait_deadlines_.size() >= limits_.max_waiters || of_session >= most) {
@@ -100,7 +105,7 @@ void ClaimTable::WaitLocked(KeyState* state, const Request& request, Callback ca
                                      .accept_pending = request.accept_pending,
                                      .until = request.until,
                                      .callback = std::move(callback)});
-  if (request.session.has_value()) sessions_[*request.session].waiters.emplace(id, state);
+  sessions_[request.session.value_or(kNobody)].waiters.emplace(id, state);
   wait_deadlines_.emplace(std::pair(request.until, id), state);
   if (NextDeadlineLocked() == request.until) earlier_deadline_.Signal();
   ++stats_.waits;
@@ -112,13 +117,9 @@ void ClaimTable::WakeLocked(KeyState* state, absl::btree_map<WaiterId, Waiter>::
                             Outcome outcome, Wakes* wakes) {
   const WaiterId id = waiter->first;
   wait_deadlines_.erase({waiter->second.until, id});
-  if (waiter->second.session.has_value()) {
-    const auto session = sessions_.find(*waiter->second.session);
-    session->second.waiters.erase(id);
-    if (session->second.waiters.empty() && session->second.claims.empty()) {
-      sessions_.erase(session);
-    }
-  }
+  const auto session = sessions_.find(waiter->second.session.value_or(kNobody));
+  session->second.waiters.erase(id);
+  if (session->second.waiters.empty() && session->second.claims.empty()) sessions_.erase(session);
   wakes->Add(std::move(waiter->second.callback), std::move(outcome));
   state->waiters.erase(waiter);
 }

@@ -80,6 +80,7 @@ struct Config {
   double max_pinned_fraction = 0.5;  // of L1 + L2, per session
   uint64_t max_claims_per_session = 1024;
   uint64_t max_waiters = 8192;
+  uint64_t max_watchers = 64;
 
   // Times.
   absl::Duration lease_ttl = absl::ZeroDuration();  // 0 = until released

@@ -353,6 +353,7 @@ std::vector<Setting> LimitAndTimeSettings() {
             "keys that one session may be encoding at a time"),
       Count("max-waiters", &Config::max_waiters, 2, 1'000'000,
             "gets that wait for another's encode; half of them may be of one session"),
+      Count("max-watchers", &Config::max_watchers, 0, 10'000, "callers that are told of events"),
       Time("lease-ttl", &Config::lease_ttl, absl::ZeroDuration(), absl::Hours(24),
            "how long a lease lasts; 0 = until released"),
       Time("reservation-ttl", &Config::reservation_ttl, absl::Milliseconds(100), absl::Hours(1),

@@ -211,6 +211,7 @@ absl::Status Daemon::OpenSockets() {
   deps.limits.max_batch = static_cast<uint32_t>(config_.max_batch);
   deps.limits.inline_limit = config_.inline_limit_bytes;
   deps.version = EMBCACHE_VERSION;
+  deps.max_watchers = config_.max_watchers;
   deps.claims.ttl = config_.claim_ttl;
   deps.claims.max_wait = config_.max_wait;
   deps.claims.max_claims_per_session = config_.max_claims_per_session;

@@ -27,7 +27,9 @@
 #include "grpcpp/server_posix.h"
 #include "server/health_service.h"
 #include "server/logging.h"
+#include "server/rpc_tag.h"
 #include "server/tcp_listener.h"
+#include "server/watch_method.h"
 #include "spdlog/spdlog.h"
 
 namespace embcache {
@@ -102,13 +104,6 @@ absl::StatusOr<CallContext> MakeCallContext(const grpc::ServerContext& rpc, cons
   }
   return context;
 }
-
-// What the completion queue hands back.
-class Tag {
- public:
-  virtual ~Tag() = default;
-  virtual void Proceed(bool ok) = 0;
-};
 
 class MethodBase {
  public:
@@ -247,7 +242,7 @@ class Method final : public MethodBase {
     Response* const response_;
     CallContext context_;
     std::atomic<bool> waits_long_ = false;  // and so has left the gate
-    uint64_t charged_ = 0;  // of the answer, until it has left
+    uint64_t charged_ = 0;                  // of the answer, until it has left
     bool answered_ = false;
     bool answered_ok_ = false;
   };
@@ -258,6 +253,21 @@ class Method final : public MethodBase {
   const Ask ask_;
   Service* const service_;
   const Handler handler_;
+};
+
+class WatchMethod final : public MethodBase {
+ public:
+  WatchMethod(CallGate* gate, grpc::ServerCompletionQueue* queue, AsyncCache* async,
+              CacheService* service)
+      : gate_(gate), queue_(queue), async_(async), service_(service) {}
+
+  void Arm() override { WatchCall<CallGate>::Arm(gate_, queue_, async_, service_); }
+
+ private:
+  CallGate* const gate_;
+  grpc::ServerCompletionQueue* const queue_;
+  AsyncCache* const async_;
+  CacheService* const service_;
 };
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTcpCredentials(const TlsFiles& tls) {
@@ -472,6 +482,7 @@ void RpcServer::Impl::RegisterMethods(grpc::ServerCompletionQueue* queue) {
   Register(queue, cache, &AsyncCache::RequestList, cache_, &CacheService::List);
   Register(queue, cache, &AsyncCache::RequestStats, cache_, &CacheService::Stats);
   Register(queue, cache, &AsyncCache::RequestPing, cache_, &CacheService::Ping);
+  methods_.push_back(std::make_unique<WatchMethod>(gate_.get(), queue, cache, cache_));
   AsyncAdmin* const admin = &async_admin_;
   Register(queue, admin, &AsyncAdmin::RequestFlush, admin_, &AdminService::Flush);
   Register(queue, admin, &AsyncAdmin::RequestClear, admin_, &AdminService::Clear);
@@ -493,6 +504,7 @@ void RpcServer::Impl::Poll(int thread) {
 void RpcServer::Impl::Shutdown(absl::Time deadline) {
   if (std::exchange(stopped_, true)) return;
   SetServing(false);
+  cache_->EndWatches();  // they would never end by themselves
   accepting_.reset();
   // Whoever comes from now on, or waits to be accepted, learns at once that nobody serves.
   unix_.reset();

@@ -114,6 +114,7 @@ int Main(int argc, const char* const* argv, std::ostream& out, std::ostream& err
   AddTransferCommands(app, context, &action);
   AddInspectCommands(app, context, &action);
   AddAdminCommands(app, context, &action);
+  AddEventsCommand(app, context, &action);
   AddBenchCommand(app, context, &action);
   try {
     app.parse(argc, argv);

@@ -67,6 +67,7 @@ using Action = std::function<int()>;
 void AddDataCommands(CLI::App& app, const Context& context, Action* action);
 void AddTransferCommands(CLI::App& app, const Context& context, Action* action);
 void AddInspectCommands(CLI::App& app, const Context& context, Action* action);
+void AddEventsCommand(CLI::App& app, const Context& context, Action* action);
 void AddAdminCommands(CLI::App& app, const Context& context, Action* action);
 void AddBenchCommand(CLI::App& app, const Context& context, Action* action);
 

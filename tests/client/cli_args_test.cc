@@ -34,8 +34,8 @@ constexpr char kNowhere[] = "--socket-dir=/nonexistent/embcache";
 constexpr char kHash[] = "--hash=00112233445566778899aabbccddeeff";
 
 const std::vector<std::string> kCommands = {
-    "put",    "get",     "contains", "rm",    "import", "export", "ls",        "stat", "sessions",
-    "health", "version", "clear",    "flush", "epoch",  "drain",  "log-level", "bench"};
+    "put",    "get",    "contains", "rm",    "import", "export", "ls",    "stat",      "sessions",
+    "events", "health", "version",  "clear", "flush",  "epoch",  "drain", "log-level", "bench"};
 
 TEST(CliArgsTest, HelpNamesEveryCommandAndTheExitCodes) {
   const Outcome outcome = RunCtl({"--help"});
@@ -100,6 +100,8 @@ TEST(CliArgsTest, WithoutADaemonEveryCommandExitsWithThree) {
       {"ls"},
       {"stat"},
       {"sessions"},
+      {"events"},
+      {"events", "--model", "m", "--no-snapshot", "--count", "3"},
       {"health"},
       {"version"},
       {"clear", "--all"},

@@ -115,6 +115,7 @@ TEST_F(ClaimsTest, AClaimIsAMissAndAWaitedGetThatEndsWellIsAHit) {
   const auto waiter = StartGet(second_, {"a"});
   EXPECT_EQ(Stats().gets(), 1u) << "a get counts when it is answered";
   PutFor(first_, ProtoItem("a"), claim);
+  waiter->done.WaitForNotification();
   const v1::StatsResponse stats = Stats();
   EXPECT_EQ(stats.gets(), 2u);
   EXPECT_EQ(stats.hits(), 1u);
@@ -205,7 +206,7 @@ TEST_F(ClaimsTest, APutWithAnothersClaimIsRefusedAndChangesNothing) {
   const uint64_t claim = Claim(first_, "a");
   const auto waiter = StartGet(third_, {"a"});
   EXPECT_EQ(PutFor(second_, ProtoItem("a"), claim).status().code(), kInvalid);
-  EXPECT_EQ(PutFor({}, ProtoItem("a"), claim).status().code(), kInvalid);
+  EXPECT_EQ(PutFor(AdminCall(), ProtoItem("a"), claim).status().code(), kInvalid);
   EXPECT_EQ(PutFor(first_, ProtoItem("b"), claim).status().code(), kInvalid);
   EXPECT_FALSE(waiter->done.HasBeenNotified());
   EXPECT_EQ(PutFor(first_, ProtoItem("a"), claim).status().code(), 0);
