@@ -18,7 +18,8 @@ from embcache._base import default_socket_dir
 from embcache.client import Claim, Client, Reservation
 from embcache.dtypes import DType
 from embcache.errors import CacheError, InvalidArgument, Unavailable
-from embcache.hit import Counters, Expect, Hit, ListedEntry, Tier
+from embcache.events import Event, TierOccupancy
+from embcache.hit import Counters, Expect, Found, Hit, ListedEntry, Tier
 from embcache.keys import Key
 from embcache.tensors import TensorSpec, TensorView
 
@@ -28,7 +29,9 @@ __all__ = [
     "Client",
     "Counters",
     "DType",
+    "Event",
     "Expect",
+    "Found",
     "Hit",
     "InvalidArgument",
     "Key",
@@ -37,6 +40,7 @@ __all__ = [
     "TensorSpec",
     "TensorView",
     "Tier",
+    "TierOccupancy",
     "Unavailable",
     "default_socket_dir",
     "keys",

@@ -16,7 +16,7 @@ from embcache._claims import ClaimHold
 from embcache._pin import Pin, expiry
 from embcache._session import Session, internal_error
 from embcache.errors import CacheError, error_of_number
-from embcache.hit import Expect, Hit, Tier, make_hit, make_views, now
+from embcache.hit import Expect, Found, Hit, Tier, make_hit, make_views, now
 from embcache.keys import Key
 from embcache.tensors import TensorSpec, TensorView, copy_into
 from embcache.v1 import embcache_pb2 as pb
@@ -201,6 +201,27 @@ def contains(session: Session, keys: Sequence[Key]) -> Operation[list[Tier | Non
             out.append(Tier(result.tier) if result.present else None)
     if len(out) != len(keys):
         raise internal_error(f"Contains: {len(out)} results for {len(keys)} keys")
+    return out
+
+
+def lookup(session: Session, keys: Sequence[Key]) -> Operation[list[Found]]:
+    out: list[Found] = []
+    most = session.limits.max_batch or max(1, len(keys))
+    for begin in range(0, len(keys), most):
+        part = keys[begin : begin + most]
+        request = pb.ContainsRequest(lease=True)
+        for key in part:
+            set_key(key, request.keys.add())
+        asked = now()
+        response = yield Call("Contains", request)
+        if len(response.results) != len(part):
+            raise internal_error(f"Contains: {len(response.results)} results for {len(part)} keys")
+        for key, result in zip(part, response.results, strict=True):
+            raise_for(result.status)
+            hit = None
+            if result.HasField("hit") and result.hit.verdict == pb.GetResult.HIT:
+                hit = make_hit(session, key, result.hit, asked)
+            out.append(Found(Tier(result.tier) if result.present else None, hit))
     return out
 
 

@@ -78,6 +78,14 @@ def make_stubs(channel: Any) -> dict[str, Any]:
     }
 
 
+def make_watch(channel: Any) -> Any:
+    return channel.unary_stream(
+        "/embcache.v1.Cache/Watch",
+        request_serializer=embcache_pb2.WatchRequest.SerializeToString,
+        response_deserializer=embcache_pb2.WatchResponse.FromString,
+    )
+
+
 def rpc_error(error: Any) -> CacheError:
     return make_error(error.code(), error.details() or "")
 
@@ -145,6 +153,11 @@ class Session:
             )
         except grpc.RpcError as error:
             raise self.failed(error) from None
+
+    def watch(self, request: Any) -> Any:
+        """A call of Watch, to be iterated over and cancelled."""
+        self._waiting()
+        return make_watch(self.waiting_channel)(request, metadata=self.metadata)
 
     def failed(self, error: Any) -> CacheError:
         """What to raise for a call that ended with `error`."""

@@ -19,10 +19,13 @@ from embcache._session import (
     Session,
     channel_target,
     make_stubs,
+    make_watch,
+    rpc_error,
 )
 from embcache.client import split_encoded
 from embcache.errors import CacheError
-from embcache.hit import Expect, Hit, ListedEntry, Tier, encoded_hit, listed_entry, to_dict
+from embcache.events import Event, event_of, watch_request
+from embcache.hit import Expect, Found, Hit, ListedEntry, Tier, encoded_hit, listed_entry, to_dict
 from embcache.keys import Key
 from embcache.tensors import TensorSpec
 from embcache.v1 import embcache_pb2 as pb
@@ -30,6 +33,7 @@ from embcache.v1 import embcache_pb2 as pb
 T = TypeVar("T")
 _Hits = list["Hit | None"]
 _Tiers = list["Tier | None"]
+_Found = list[Found]
 
 
 class Client(Base):
@@ -96,6 +100,14 @@ class Client(Base):
         except CacheError as error:
             self._failed(error)
             return [None] * len(keys)
+
+    async def lookup(self, keys: Sequence[Key]) -> _Found:
+        try:
+            session = self._connection.session()
+            return await self._run(session, ops.lookup(session, keys))
+        except CacheError as error:
+            self._failed(error)
+            return [Found(None, None)] * len(keys)
 
     async def put(
         self,
@@ -241,6 +253,22 @@ class Client(Base):
         request = pb.StatsRequest(per_model=per_model, latencies=latencies)
         return to_dict(await self._call("Stats", request))
 
+    async def watch(
+        self, model: str = "", *, snapshot: bool = True, after: int = 0, epoch: bytes = b""
+    ) -> AsyncIterator[Event]:
+        session = self._connection.session()
+        channel, _ = self._stubs_of(session, waiting=True)
+        request = watch_request(model, snapshot, after, epoch)
+        call = make_watch(channel)(request, metadata=session.metadata)
+        try:
+            async for response in call:
+                for event in response.events:
+                    yield event_of(event)
+        except grpc.RpcError as error:
+            raise rpc_error(error) from None
+        finally:
+            call.cancel()
+
     async def ping(self) -> None:
         await self._call("Ping", pb.PingRequest())
 
@@ -263,18 +291,22 @@ class Client(Base):
     async def _call(self, method: str, request: Any) -> Any:
         return await self._call_of(self._connection.session(), method, request)
 
-    async def _call_of(
-        self, session: Session, method: str, request: Any, wait: float = 0.0
-    ) -> Any:
-        of_session = self._waiting if wait > 0 else self._stubs
+    def _stubs_of(self, session: Session, waiting: bool) -> tuple[Any, dict[str, Any]]:
+        of_session = self._waiting if waiting else self._stubs
         stubs = of_session.get(session)
         if stubs is None:
             channel = grpc.aio.insecure_channel(
                 channel_target(session.options.directory), options=CHANNEL_OPTIONS
             )
             stubs = of_session[session] = (channel, make_stubs(channel))
+        return stubs
+
+    async def _call_of(
+        self, session: Session, method: str, request: Any, wait: float = 0.0
+    ) -> Any:
+        _, stubs = self._stubs_of(session, waiting=wait > 0)
         try:
-            return await stubs[1][method](
+            return await stubs[method](
                 request, timeout=session.options.timeout + wait, metadata=session.metadata
             )
         except grpc.RpcError as error:

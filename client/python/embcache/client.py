@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import grpc
+
 from embcache import _operations as ops
 from embcache._base import Base, BaseClaim, BaseReservation
 from embcache._claims import ClaimHold, Turn, Turns
-from embcache._session import Session
+from embcache._session import Session, rpc_error
 from embcache.errors import CacheError
-from embcache.hit import Expect, Hit, ListedEntry, Tier, encoded_hit, listed_entry, to_dict
+from embcache.events import Event, event_of, watch_request
+from embcache.hit import Expect, Found, Hit, ListedEntry, Tier, encoded_hit, listed_entry, to_dict
 from embcache.keys import Key
 from embcache.tensors import TensorSpec
 from embcache.v1 import embcache_pb2 as pb
@@ -19,6 +22,7 @@ from embcache.v1 import embcache_pb2 as pb
 T = TypeVar("T")
 _Hits = list["Hit | None"]
 _Tiers = list["Tier | None"]
+_Found = list[Found]
 
 
 def _run(session: Session, operation: ops.Operation[T]) -> T:
@@ -109,6 +113,17 @@ class Client(Base):
         except CacheError as error:
             self._failed(error)
             return [None] * len(keys)
+
+    def lookup(self, keys: Sequence[Key]) -> _Found:
+        """What is there, as a promise: keys in memory are leased where they are, with their tensors'
+        types and shapes and their metadata; no bytes are touched, and no hit or miss is counted. For
+        schedulers, which hand the hits on with `share`."""
+        try:
+            session = self._connection.session()
+            return _run(session, ops.lookup(session, keys))
+        except CacheError as error:
+            self._failed(error)
+            return [Found(None, None)] * len(keys)
 
     # --- Writing --------------------------------------------------------------------------------
 
@@ -285,6 +300,23 @@ class Client(Base):
         """The daemon's counters, with the field names of StatsResponse in embcache.proto."""
         request = pb.StatsRequest(per_model=per_model, latencies=latencies)
         return to_dict(self._connection.session().call("Stats", request))
+
+    def watch(
+        self, model: str = "", *, snapshot: bool = True, after: int = 0, epoch: bytes = b""
+    ) -> Iterator[Event]:
+        """What is there (a snapshot), then what happens, as it happens, for as long as it is
+        iterated over; of one model or of all. `after`, the sequence of the last event seen, and the
+        daemon's `epoch` of that time go on where an earlier watch stopped, if that is still known.
+        Raises CacheError when the daemon goes away."""
+        call = self._connection.session().watch(watch_request(model, snapshot, after, epoch))
+        try:
+            for response in call:
+                for event in response.events:
+                    yield event_of(event)
+        except grpc.RpcError as error:
+            raise rpc_error(error) from None
+        finally:
+            call.cancel()
 
     def ping(self) -> None:
         """An empty call. CacheError when the daemon does not answer, or knows no such session."""

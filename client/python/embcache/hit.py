@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,13 @@ class Expect:
     shape: tuple[int, ...] = ()
     rows: int = 0  # the first dimension
     nbytes: int = 0
+
+
+class Found(NamedTuple):
+    """What `lookup` says of a key."""
+
+    tier: Tier | None  # the fastest that has it; None: nobody has
+    hit: Hit | None  # leased where it is; None: on the SSD only, on its way, or over the quota
 
 
 @dataclasses.dataclass(frozen=True)
