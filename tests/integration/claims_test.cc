@@ -15,6 +15,7 @@
 #include "absl/synchronization/notification.h"
 #include "client/cpp/session.h"
 #include "embcache/v1/embcache.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "tests/integration/client_fixture.h"
 

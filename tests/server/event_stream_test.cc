@@ -171,6 +171,7 @@ TEST_F(EventStreamTest, WhatTheStoreDropsForRoomIsTold) {
   MemoryStore store(2 * kUnit);
   StartCache(1, 0, &store);
   Replica replica = Watch();
+  replica.CatchUp();
   for (const char* name : {"a", "b", "c", "d"}) {
     ASSERT_TRUE(Put(name, 1).ok());
     Settle();
