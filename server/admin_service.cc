@@ -76,6 +76,7 @@ void AdminService::Clear(const CallContext& context, const v1::ClearRequest& req
   for (const std::string& model : models) {
     deps_.cache->AdvanceEpoch(
         model, [call](absl::StatusOr<uint64_t> epoch) { call->ModelDone(epoch.status()); });
+    if (deps_.epoch_advanced) deps_.epoch_advanced(model);
   }
 }
 

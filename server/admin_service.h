@@ -19,6 +19,8 @@ struct AdminServiceDeps {
   // Makes the whole daemon drain. Must return at once, may be called more than once and from
   // several threads at a time.
   absl::AnyInvocable<void() const> drain;
+  // Told of every model that Clear has cleared; may be empty. Must return at once.
+  absl::AnyInvocable<void(absl::string_view) const> epoch_advanced;
 };
 
 class AdminService {

@@ -13,17 +13,25 @@ namespace embcache {
 absl::string_view OperationName(Operation operation) {
   static constexpr absl::string_view kNames[kOperations] = {
       "get",   "put",      "reserve", "commit", "abort",         "release", "share",
-      "adopt", "contains", "delete",  "pop",    "advance_epoch", "list"};
+      "adopt", "contains", "delete",  "pop",    "advance_epoch", "list",    "abandon"};
   return kNames[static_cast<size_t>(operation)];
 }
 
 CacheService::CacheService(CacheServiceDeps deps)
-    : deps_(std::move(deps)), started_(deps_.clock->MonotonicNow()) {
+    : deps_(std::move(deps)),
+      started_(deps_.clock->MonotonicNow()),
+      claims_(deps_.claims, deps_.clock),
+      hub_(deps_.cache, deps_.max_watchers) {
   for (const TieredCache::SegmentInfo& segment : deps_.cache->Segments()) {
     const char* data = segment.memory->host_data();
     if (data != nullptr) host_data_[segment.id] = data;
   }
+  deps_.registry->OnSessionEnd([this](const Token& session) {
+    const ClaimTable::Wakes wakes = claims_.EndSession(session);
+  });
 }
+
+CacheService::~CacheService() { deps_.registry->OnSessionEnd(nullptr); }
 
 absl::Status CacheService::RefuseIfDraining() const {
   if (draining()) return absl::UnavailableError("the daemon is draining");
@@ -158,8 +166,10 @@ class CacheService::GetCall final : public BatchCall {
         place_(place),
         request_(request),
         response_(response),
+        claiming_(request.on_miss() != v1::ON_MISS_RETURN),
         found_(static_cast<size_t>(request.items_size())),
-        staged_(static_cast<size_t>(request.items_size())) {}
+        staged_(static_cast<size_t>(request.items_size())),
+        claims_(claiming_ ? found_.size() : 0) {}
 
   void StartItem(int i) {
     const v1::GetItem& item = request_.items(i);
@@ -167,6 +177,14 @@ class CacheService::GetCall final : public BatchCall {
     if (!key.ok()) return Found(i, InField("items", i, "key", key.status()));
     auto expect = ExpectationsFromProto(item.expect());
     if (!expect.ok()) return Found(i, InField("items", i, "", expect.status()));
+    if (claiming_) {
+      return service_->StartClaimingLookup(context_, request_, *std::move(key), *std::move(expect), place_,
+                                           [this, i](ClaimingLookup::Answer answer) {
+                                             auto found = std::move(answer.found);
+                                             claims_[static_cast<size_t>(i)] = std::move(answer);
+                                             Found(i, std::move(found));
+                                           });
+    }
     service_->deps_.cache->Lookup(
         *key, *std::move(expect), place_,
         [this, i](absl::StatusOr<LookupResult> result) { Found(i, std::move(result)); });
@@ -210,6 +228,7 @@ class CacheService::GetCall final : public BatchCall {
       } else if (!found->hit()) {
         result->set_verdict(v1::GetResult::MISS);
         result->set_reason(MissReasonToProto(found->reason));
+        if (claiming_) FillClaim(claims_[i], result);
       } else {
         answer_left -=
             service_->FillHit(context_, std::move(found->handle), found->source,
@@ -220,14 +239,28 @@ class CacheService::GetCall final : public BatchCall {
     found_.clear();
   }
 
+  static void FillClaim(const ClaimingLookup::Answer& answer, v1::GetResult* result) {
+    if (answer.claim != 0) {
+      result->set_verdict(v1::GetResult::CLAIMED);
+      result->set_claim(answer.claim);
+    } else if (answer.pending != nullptr) {
+      result->set_verdict(v1::GetResult::PENDING);
+      EntryToProto(*answer.pending, result->mutable_entry());
+    } else if (answer.claimed_elsewhere) {
+      result->set_reason(v1::GetResult::CLAIMED_ELSEWHERE);
+    }
+  }
+
   CacheService* const service_;
   const CallContext context_;
   const Place place_;
   const v1::GetRequest& request_;
   v1::GetResponse* const response_;
+  const bool claiming_;
   absl::InlinedVector<absl::StatusOr<LookupResult>, 1> found_;
   absl::InlinedVector<std::string, 1> staged_;
   std::atomic<uint64_t> staged_bytes_ = 0;
+  std::vector<ClaimingLookup::Answer> claims_;  // of each item, but for what was found
 };
 
 void CacheService::Get(const CallContext& context, const v1::GetRequest& request,
@@ -239,7 +272,14 @@ void CacheService::Get(const CallContext& context, const v1::GetRequest& request
     status = absl::InvalidArgumentError(absl::StrCat(
         "inline_limit: ", request.inline_limit(), "; must be at most ", deps_.limits.inline_limit));
   }
-  if (status.ok()) status = CheckOptionalSession(context);
+  if (status.ok() && !v1::OnMiss_IsValid(request.on_miss())) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("on_miss: ", static_cast<int>(request.on_miss()), " is unknown"));
+  }
+  if (status.ok()) {
+    status = request.on_miss() == v1::ON_MISS_CLAIM ? RequireSession(context, /*need_writer=*/true)
+                                                    : CheckOptionalSession(context);
+  }
   if (status.ok()) status = CheckExpectations(context, request);
   if (!status.ok()) return done(std::move(status));
   absl::StatusOr<Place> place = PlaceFor(context, request.place());
@@ -363,13 +403,14 @@ void CacheService::AdvanceEpoch(const CallContext& context, const v1::AdvanceEpo
     return done(absl::InvalidArgumentError(
         absl::StrCat("model: ", request.model().size(), " bytes; must be 1 to ", kMaxModelBytes)));
   }
-  deps_.cache->AdvanceEpoch(request.model(),
-                            [response, timer = std::move(timer),
-                             done = std::move(done)](absl::StatusOr<uint64_t> epoch) mutable {
-                              if (epoch.ok()) response->set_model_epoch(*epoch);
-                              timer.Stop();
-                              done(epoch.status());
-                            });
+  const std::string model = request.model();  // the request may go with the answer
+  deps_.cache->AdvanceEpoch(model, [response, timer = std::move(timer), done = std::move(done)](
+                                       absl::StatusOr<uint64_t> epoch) mutable {
+    if (epoch.ok()) response->set_model_epoch(*epoch);
+    timer.Stop();
+    done(epoch.status());
+  });
+  EpochAdvanced(model);
 }
 
 }  // namespace embcache

@@ -21,6 +21,9 @@
 #include "embcache/v1/embcache.pb.h"
 #include "gpu/gpu_device.h"
 #include "server/call_context.h"
+#include "server/claim_table.h"
+#include "server/claiming_lookup.h"
+#include "server/event_stream.h"
 #include "server/session_registry.h"
 #include "storage/clock.h"
 #include "storage/latency_histogram.h"
@@ -42,6 +45,8 @@ struct CacheServiceDeps {
   CacheServiceLimits limits;
   std::string version;
   GpuDevice* device = nullptr;  // whose memory L1 is; nullptr: it is host memory
+  ClaimLimits claims;
+  size_t max_watchers = 64;
 };
 
 // What latencies are kept of.
@@ -59,13 +64,15 @@ enum class Operation {
   kPop,
   kAdvanceEpoch,
   kList,
+  kAbandon,
 };
-inline constexpr int kOperations = static_cast<int>(Operation::kList) + 1;
+inline constexpr int kOperations = static_cast<int>(Operation::kAbandon) + 1;
 absl::string_view OperationName(Operation operation);  // "get", ...
 
 class CacheService {
  public:
   explicit CacheService(CacheServiceDeps deps);
+  ~CacheService();
 
   CacheService(const CacheService&) = delete;
   CacheService& operator=(const CacheService&) = delete;
@@ -89,6 +96,8 @@ class CacheService {
              v1::ShareResponse* response, Done done);
   void Adopt(const CallContext& context, const v1::AdoptRequest& request,
              v1::AdoptResponse* response, Done done);
+  void Abandon(const CallContext& context, const v1::AbandonRequest& request,
+               v1::AbandonResponse* response, Done done);
   void Contains(const CallContext& context, const v1::ContainsRequest& request,
                 v1::ContainsResponse* response, Done done);
   void Delete(const CallContext& context, const v1::DeleteRequest& request,
@@ -104,8 +113,15 @@ class CacheService {
   void Ping(const CallContext& context, const v1::PingRequest& request, v1::PingResponse* response,
             Done done);
 
+  // Watch: what to tell, and whom to wake when there is something. RESOURCE_EXHAUSTED: too many
+  // watchers.
+  absl::StatusOr<std::unique_ptr<EventStream>> Watch(const v1::WatchRequest& request,
+                                                     std::weak_ptr<Watcher> watcher);
+  // Ends every Watch, and refuses those that come.
+  void EndWatches() { hub_.EndAll(); }
+
   // The transport found out that a successful answer never reached its caller, who therefore does
-  // not know what it holds: leases and reservations given in the answer are taken back.
+  // not know what it holds: leases, reservations and claims given in the answer are taken back.
   void Undelivered(const CallContext& context, const v1::GetResponse& response);
   void Undelivered(const CallContext& context, const v1::ReserveResponse& response);
   void Undelivered(const CallContext& context, const v1::CommitResponse& response);
@@ -114,9 +130,16 @@ class CacheService {
   void Undelivered(const CallContext& context, const v1::PopResponse& response);
 
   // From now on calls that would take something new (Get, Put, Reserve, Adopt, Pop, and Contains
-  // with a lease) answer UNAVAILABLE; what is held can still be used and given back.
-  void Drain() { draining_.store(true, std::memory_order_relaxed); }
+  // with a lease) answer UNAVAILABLE, also those that wait for a claim; what is held can still be
+  // used and given back.
+  void Drain();
   bool draining() const { return draining_.load(std::memory_order_relaxed); }
+
+  // The model's epoch was advanced in the cache by another way than AdvanceEpoch.
+  void EpochAdvanced(absl::string_view model);
+
+  // Ends claims and waits that are past their time; returns after Drain. For a thread of its own.
+  void ExpireClaims();
 
   const LatencyHistogram& latency(Operation operation) const {
     return latencies_[static_cast<size_t>(operation)];
@@ -151,6 +174,11 @@ class CacheService {
   bool CanUse(const CallContext& context, const Location& location) const;
   // Whether the CPU can read it.
   bool IsReadable(const Location& location) const { return host_data_.contains(location.segment); }
+  void StartClaimingLookup(const CallContext& context, const v1::GetRequest& request, CacheKey key,
+                           std::vector<TensorExpectation> expect, Place place,
+                           ClaimingLookup::Callback done);
+  // A put that named `claim` (0: none) has failed.
+  void FailClaim(const CallContext& context, ClaimId claim);
 
   // Fills `result` from a hit and, with a session, turns its pin into a lease. Returns the inline
   // bytes put into `result`, at most `inline_limit`. `staged`: the bytes of an entry that the CPU
@@ -162,6 +190,8 @@ class CacheService {
   const absl::Duration started_;                          // monotonic
   absl::flat_hash_map<uint32_t, const char*> host_data_;  // of segments that this process can read
   std::atomic<bool> draining_ = false;
+  ClaimTable claims_;
+  EventHub hub_;
   std::array<LatencyHistogram, kOperations> latencies_;
 };
 

@@ -101,6 +101,9 @@ void CacheService::Undelivered(const CallContext& context, const v1::GetResponse
   std::vector<LeaseId> leases;
   for (const v1::GetResult& result : response.results()) {
     if (result.lease() != 0) leases.push_back(result.lease());
+    if (result.claim() != 0) {
+      const ClaimTable::Wakes wakes = claims_.Undelivered(result.claim(), *context.session);
+    }
   }
   ReleaseUndelivered(context, leases);
 }
@@ -138,6 +141,7 @@ void CacheService::Undelivered(const CallContext& context, const v1::ReserveResp
     // Nobody knows the range, so nobody writes into it.
     if (deps_.registry->TakeReservation(*context.session, result.reservation()).ok()) {
       deps_.cache->Abort(result.reservation()).IgnoreError();
+      const ClaimTable::Wakes wakes = claims_.ReservationFailed(result.reservation());
     }
   }
 }

@@ -77,16 +77,22 @@ class CacheService::PutCall final : public BatchCall {
   void Finish(int i, ReservationId id, const absl::Status& written);
 
   void Failed(int i, const absl::Status& status) {
-    StatusToProto(status, response_->mutable_results(i)->mutable_status());
-    ItemDone();
+    service_->FailClaim(context_, request_.items(i).claim());
+    Refused(i, status);
   }
-  void Stored(int i, uint64_t generation) {
+  void Stored(int i, const CacheKey& key, uint64_t generation) {
+    const ClaimTable::Wakes wakes = service_->claims_.Stored(key);  // told after the answer
     response_->mutable_results(i)->set_generation(generation);
     ItemDone();
   }
 
  private:
   void StartImport(int i, ReserveRequest reserve);
+  // Failed, but for a claim that it must not end.
+  void Refused(int i, const absl::Status& status) {
+    StatusToProto(status, response_->mutable_results(i)->mutable_status());
+    ItemDone();
+  }
 
   CacheService* const service_;
   const CallContext context_;
@@ -166,13 +172,12 @@ void CacheService::PutCall::Finish(int i, ReservationId id, const absl::Status& 
     cache->Abort(id).IgnoreError();
     return Failed(i, written);
   }
-  uint64_t generation = 0;
-  {
-    absl::StatusOr<ReadHandle> committed = cache->Commit(id);
-    if (!committed.ok()) return Failed(i, committed.status());
-    generation = committed->generation();
-  }
-  Stored(i, generation);
+  absl::StatusOr<ReadHandle> committed = cache->Commit(id);
+  if (!committed.ok()) return Failed(i, committed.status());
+  const std::shared_ptr<const EntryInfo> info = committed->info();
+  const uint64_t generation = committed->generation();
+  committed->Reset();  // a pin must not outlive the call
+  Stored(i, info->key, generation);
 }
 
 void CacheService::PutCall::StartImport(int i, ReserveRequest reserve) {
@@ -215,6 +220,10 @@ void CacheService::PutCall::StartItem(int i) {
   const v1::PutItem& item = request_.items(i);
   absl::StatusOr<ReserveRequest> reserve = ReserveRequestFromProto(item);
   if (!reserve.ok()) return Failed(i, InField("items", i, "", reserve.status()));
+  if (item.claim() != 0) {
+    absl::Status claim = service_->claims_.CheckPut(item.claim(), context_.session, reserve->key);
+    if (!claim.ok()) return Refused(i, InField("items", i, "", claim));
+  }
   if (item.has_cuda()) return StartImport(i, *std::move(reserve));
   absl::Status fits = CheckInline(item, reserve->layout, service_->deps_.limits.inline_limit);
   if (!fits.ok()) return Failed(i, InField("items", i, "", fits));
@@ -249,6 +258,8 @@ class CacheService::ReserveCall final : public BatchCall {
               const v1::ReserveRequest& request, v1::ReserveResponse* response, LatencyTimer timer,
               Done done)
       : BatchCall(std::move(timer), std::move(done)),
+        service_(service),
+        context_(context),
         cache_(service->deps_.cache),
         registry_(service->deps_.registry),
         session_(*context.session),
@@ -268,6 +279,15 @@ class CacheService::ReserveCall final : public BatchCall {
     absl::StatusOr<ReserveRequest> reserve = ReserveRequestFromProto(item);
     if (!reserve.ok()) return Failed(i, InField("items", i, "", reserve.status()));
     reserve->place = place_;
+    std::shared_ptr<const EntryInfo> announced;
+    if (item.claim() != 0) {
+      absl::Status claim = service_->claims_.CheckPut(item.claim(), session_, reserve->key);
+      if (!claim.ok()) return Refused(i, InField("items", i, "", claim));
+      announced = std::make_shared<EntryInfo>(EntryInfo{.key = reserve->key,
+                                                        .layout = reserve->layout,
+                                                        .metadata = reserve->metadata,
+                                                        .encode_cost_us = reserve->encode_cost_us});
+    }
     const uint64_t bytes = reserve->layout.payload_bytes;
     if (bytes > cache_->max_entry_bytes()) {
       // Takes no range, so no quota: the cache refuses it, and drops the value it was to replace.
@@ -279,13 +299,15 @@ class CacheService::ReserveCall final : public BatchCall {
     absl::Status charged = registry_->BeginReservation(session_, bytes);
     if (!charged.ok()) return Failed(i, charged);
     TensorsToProto(reserve->layout, response_->mutable_results(i)->mutable_tensors());
-    cache_->Reserve(*std::move(reserve), [this, i, bytes](absl::StatusOr<ReservedPlace> place) {
-      Reserved(i, bytes, place);
+    cache_->Reserve(*std::move(reserve), [this, i, bytes, announced = std::move(announced)](
+                                             absl::StatusOr<ReservedPlace> place) {
+      Reserved(i, bytes, announced, place);
     });
   }
 
  private:
-  void Reserved(int i, uint64_t bytes, const absl::StatusOr<ReservedPlace>& place) {
+  void Reserved(int i, uint64_t bytes, const std::shared_ptr<const EntryInfo>& announced,
+                const absl::StatusOr<ReservedPlace>& place) {
     if (!place.ok()) {
       registry_->CancelReservation(session_, bytes);
       return Failed(i, place.status());
@@ -299,16 +321,28 @@ class CacheService::ReserveCall final : public BatchCall {
     v1::ReserveResult* result = response_->mutable_results(i);
     result->set_reservation(place->id);
     LocationToProto(place->location, result->mutable_location());
+    ClaimTable::Wakes wakes;  // told after the answer
+    if (announced != nullptr) {
+      wakes = service_->claims_.Reserved(request_.items(i).claim(), place->id, announced);
+    }
     ItemDone();
   }
 
   void Failed(int i, const absl::Status& status) {
+    service_->FailClaim(context_, request_.items(i).claim());
+    Refused(i, status);
+  }
+
+  // Failed, but for a claim that it must not end.
+  void Refused(int i, const absl::Status& status) {
     v1::ReserveResult* result = response_->mutable_results(i);
     result->Clear();
     StatusToProto(status, result->mutable_status());
     ItemDone();
   }
 
+  CacheService* const service_;
+  const CallContext context_;
   TieredCache* const cache_;
   SessionRegistry* const registry_;
   const Token session_;
@@ -337,6 +371,7 @@ void CacheService::Commit(const CallContext& context, const v1::CommitRequest& r
   absl::Status status = CheckBatch("reservations", request.reservations_size());
   if (status.ok()) status = RequireSession(context, /*need_writer=*/true);
   if (!status.ok()) return done(std::move(status));
+  std::vector<ClaimTable::Wakes> wakes;  // told after the answer
   for (const ReservationId id : request.reservations()) {
     v1::CommitResult* result = response->add_results();
     absl::Status taken = deps_.registry->TakeReservation(*context.session, id);
@@ -346,9 +381,11 @@ void CacheService::Commit(const CallContext& context, const v1::CommitRequest& r
     }
     absl::StatusOr<ReadHandle> handle = deps_.cache->Commit(id);
     if (!handle.ok()) {
+      wakes.push_back(claims_.ReservationFailed(id));
       StatusToProto(handle.status(), result->mutable_status());
       continue;
     }
+    wakes.push_back(claims_.Stored(handle->info()->key));
     result->set_generation(handle->generation());
     if (!request.keep_lease()) continue;
     absl::StatusOr<LeaseId> lease = deps_.registry->AddLease(*context.session, *std::move(handle));
@@ -369,9 +406,13 @@ void CacheService::Abort(const CallContext& context, const v1::AbortRequest& req
   absl::Status status = CheckBatch("reservations", request.reservations_size());
   if (status.ok()) status = RequireSession(context, /*need_writer=*/false);
   if (!status.ok()) return done(std::move(status));
+  std::vector<ClaimTable::Wakes> wakes;  // told after the answer
   for (const ReservationId id : request.reservations()) {
     absl::Status aborted = deps_.registry->TakeReservation(*context.session, id);
-    if (aborted.ok()) aborted = deps_.cache->Abort(id);
+    if (aborted.ok()) {
+      aborted = deps_.cache->Abort(id);
+      wakes.push_back(claims_.ReservationFailed(id));
+    }
     StatusToProto(aborted, response->add_results());
   }
   done(absl::OkStatus());

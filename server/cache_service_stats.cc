@@ -193,6 +193,11 @@ void CacheService::Stats(const CallContext& context, const v1::StatsRequest& req
   response->set_sessions(sessions.sessions);
   response->set_leases(sessions.leases);
   response->set_quarantined_bytes(sessions.quarantined_bytes);
+  const ClaimStats claims = claims_.GetStats();
+  response->set_claims(claims.claims);
+  response->set_claims_granted(claims.granted);
+  response->set_claims_failed(claims.failed);
+  response->set_claim_waits(claims.waits);
   if (request.latencies()) {
     for (int i = 0; i < kOperations; ++i) {
       const auto operation = static_cast<Operation>(i);
@@ -203,6 +208,17 @@ void CacheService::Stats(const CallContext& context, const v1::StatsRequest& req
     }
   }
   done(absl::OkStatus());
+}
+
+absl::StatusOr<std::unique_ptr<EventStream>> CacheService::Watch(const v1::WatchRequest& request,
+                                                                 std::weak_ptr<Watcher> watcher) {
+  if (request.model().size() > kMaxModelBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("model: ", request.model().size(),
+                                                   " bytes; must be at most ", kMaxModelBytes));
+  }
+  absl::Status added = hub_.Add(std::move(watcher));
+  if (!added.ok()) return added;
+  return std::make_unique<EventStream>(deps_.cache, deps_.clock, deps_.epoch, request);
 }
 
 void CacheService::Ping(const CallContext& context, const v1::PingRequest& request,

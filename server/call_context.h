@@ -12,6 +12,14 @@
 
 namespace embcache {
 
+// How a handler says that its call may wait for long, for other callers: it then does not count
+// among those being handled, which are few. May be called more than once and from any thread.
+class LongWait {
+ public:
+  virtual ~LongWait() = default;
+  virtual void Begin() = 0;
+};
+
 // Who calls, as far as the connection tells.
 enum class Caller {
   kNetwork,  // somebody over TCP: may look, and change nothing
@@ -23,6 +31,7 @@ struct CallContext {
   std::optional<Token> session;  // as sent; nobody has checked yet that it lives
   Caller caller = Caller::kNetwork;
   absl::Time deadline = absl::InfiniteFuture();
+  LongWait* long_wait = nullptr;  // until the answer; none: nobody counts
 };
 
 // How a handler answers: exactly once, from any thread, also inside the call that took it. Request

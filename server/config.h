@@ -81,10 +81,15 @@ struct Config {
   uint64_t max_unread_bytes_per_connection = uint64_t{32} << 20;
   uint64_t max_leases_per_session = 65536;
   double max_pinned_fraction = 0.5;  // of L1 + L2, per session
+  uint64_t max_claims_per_session = 1024;
+  uint64_t max_waiters = 8192;
+  uint64_t max_watchers = 64;
 
   // Times.
   absl::Duration lease_ttl = absl::ZeroDuration();  // 0 = until released
   absl::Duration reservation_ttl = absl::Seconds(30);
+  absl::Duration claim_ttl = absl::Seconds(30);
+  absl::Duration max_wait = absl::Minutes(1);
   absl::Duration quarantine = absl::Milliseconds(100);
   absl::Duration drain_timeout = absl::Seconds(10);
 

@@ -267,9 +267,19 @@ absl::Status Daemon::OpenSockets() {
   deps.limits.inline_limit = config_.inline_limit_bytes;
   deps.version = EMBCACHE_VERSION;
   deps.device = device_.get();
+  deps.max_watchers = config_.max_watchers;
+  deps.claims.ttl = config_.claim_ttl;
+  deps.claims.max_wait = config_.max_wait;
+  deps.claims.max_claims_per_session = config_.max_claims_per_session;
+  deps.claims.max_waiters = config_.max_waiters;
   cache_service_ = std::make_unique<CacheService>(std::move(deps));
   admin_service_ = std::make_unique<AdminService>(
-      AdminServiceDeps{cache_.get(), registry_.get(), [this] { Drain(); }});
+      AdminServiceDeps{cache_.get(), registry_.get(), [this] { Drain(); },
+                       [this](absl::string_view model) { cache_service_->EpochAdvanced(model); }});
+  claim_timer_ = std::thread([service = cache_service_.get()] {
+    pthread_setname_np(pthread_self(), "claims");
+    service->ExpireClaims();
+  });
 
   RpcServerOptions rpc = MakeRpcOptions();
   rpc.unix_socket = RpcSocketPath(config_.socket_dir);
@@ -454,6 +464,9 @@ absl::Status Daemon::Stop() {
   // First what must not be lost: a client that does not read its answers can hold up the rest.
   absl::Status flushed = FlushL3();
   ExitGuard guard(kStopPatience);
+  // Calls that wait for others' claims are answered now.
+  if (cache_service_ != nullptr) cache_service_->Drain();
+  if (claim_timer_.joinable()) claim_timer_.join();
   const absl::Time deadline = absl::Now() + kRpcShutdownTimeout;
   if (tcp_rpc_ != nullptr) tcp_rpc_->Shutdown(deadline);
   if (rpc_ != nullptr) rpc_->Shutdown(deadline);

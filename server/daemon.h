@@ -12,6 +12,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
@@ -112,6 +113,7 @@ class Daemon {
   std::unique_ptr<SessionRegistry> registry_;
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
+  std::thread claim_timer_;
   std::unique_ptr<RpcServer> rpc_;
   std::unique_ptr<RpcServer> tcp_rpc_;  // null without --tcp-address
   std::unique_ptr<ControlSocket> control_;

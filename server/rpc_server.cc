@@ -29,7 +29,9 @@
 #include "grpcpp/server_posix.h"
 #include "server/health_service.h"
 #include "server/logging.h"
+#include "server/rpc_tag.h"
 #include "server/tcp_listener.h"
+#include "server/watch_method.h"
 #include "spdlog/spdlog.h"
 
 namespace embcache {
@@ -105,13 +107,6 @@ absl::StatusOr<CallContext> MakeCallContext(const grpc::ServerContext& rpc, cons
   return context;
 }
 
-// What the completion queue hands back.
-class Tag {
- public:
-  virtual ~Tag() = default;
-  virtual void Proceed(bool ok) = 0;
-};
-
 // A question to every poller.
 struct Question {
   std::atomic<int> unanswered;
@@ -168,7 +163,7 @@ class Method final : public MethodBase {
 
  private:
   // Waits for a request, runs the handler, sends the answer, and deletes itself when that is done.
-  class Call final : public Tag {
+  class Call final : public Tag, private LongWait {
    public:
     explicit Call(Method* method)
         : method_(method),
@@ -218,13 +213,18 @@ class Method final : public MethodBase {
         return Answer(status);
       }
       context_ = *context;
+      if (kBounded) context_.long_wait = this;
       (method_->service_->*method_->handler_)(context_, *request_, response_,
                                               [this](absl::Status status) { Answer(status); });
     }
 
     void Answer(const absl::Status& status) {
-      if (kBounded) method_->gate_->Leave();
+      if (kBounded && !waits_long_.load(std::memory_order_relaxed)) method_->gate_->Leave();
       Send(status);
+    }
+
+    void Begin() override {
+      if (!waits_long_.exchange(true, std::memory_order_relaxed)) method_->gate_->Leave();
     }
 
     // `this` may be gone when it returns.
@@ -267,8 +267,9 @@ class Method final : public MethodBase {
     Request* const request_;
     Response* const response_;
     CallContext context_;
-    uint64_t charged_ = 0;  // of the answer, until it has left
-    std::string peer_;      // who was charged; a call that has ended no longer knows
+    std::atomic<bool> waits_long_ = false;  // and so has left the gate
+    uint64_t charged_ = 0;                  // of the answer, until it has left
+    std::string peer_;                      // who was charged; a call that has ended no longer knows
     bool answered_ = false;
     bool answered_ok_ = false;
   };
@@ -279,6 +280,21 @@ class Method final : public MethodBase {
   const Ask ask_;
   Service* const service_;
   const Handler handler_;
+};
+
+class WatchMethod final : public MethodBase {
+ public:
+  WatchMethod(CallGate* gate, grpc::ServerCompletionQueue* queue, AsyncCache* async,
+              CacheService* service)
+      : gate_(gate), queue_(queue), async_(async), service_(service) {}
+
+  void Arm() override { WatchCall<CallGate>::Arm(gate_, queue_, async_, service_); }
+
+ private:
+  CallGate* const gate_;
+  grpc::ServerCompletionQueue* const queue_;
+  AsyncCache* const async_;
+  CacheService* const service_;
 };
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTcpCredentials(const TlsFiles& tls) {
@@ -496,6 +512,7 @@ void RpcServer::Impl::RegisterMethods(grpc::ServerCompletionQueue* queue) {
   Register(queue, cache, &AsyncCache::RequestRelease, cache_, &CacheService::Release);
   Register(queue, cache, &AsyncCache::RequestShare, cache_, &CacheService::Share);
   Register(queue, cache, &AsyncCache::RequestAdopt, cache_, &CacheService::Adopt);
+  Register(queue, cache, &AsyncCache::RequestAbandon, cache_, &CacheService::Abandon);
   Register(queue, cache, &AsyncCache::RequestContains, cache_, &CacheService::Contains);
   Register(queue, cache, &AsyncCache::RequestDelete, cache_, &CacheService::Delete);
   Register(queue, cache, &AsyncCache::RequestPop, cache_, &CacheService::Pop);
@@ -503,6 +520,7 @@ void RpcServer::Impl::RegisterMethods(grpc::ServerCompletionQueue* queue) {
   Register(queue, cache, &AsyncCache::RequestList, cache_, &CacheService::List);
   Register(queue, cache, &AsyncCache::RequestStats, cache_, &CacheService::Stats);
   Register(queue, cache, &AsyncCache::RequestPing, cache_, &CacheService::Ping);
+  methods_.push_back(std::make_unique<WatchMethod>(gate_.get(), queue, cache, cache_));
   AsyncAdmin* const admin = &async_admin_;
   Register(queue, admin, &AsyncAdmin::RequestFlush, admin_, &AdminService::Flush);
   Register(queue, admin, &AsyncAdmin::RequestClear, admin_, &AdminService::Clear);
@@ -531,6 +549,7 @@ void RpcServer::Impl::AskPollers(absl::AnyInvocable<void()> answer) {
 void RpcServer::Impl::Shutdown(absl::Time deadline) {
   if (std::exchange(stopped_, true)) return;
   SetServing(false);
+  cache_->EndWatches();  // they would never end by themselves
   accepting_.reset();
   // Whoever comes from now on, or waits to be accepted, learns at once that nobody serves.
   unix_.reset();

@@ -103,6 +103,7 @@ void SessionRegistry::Close(const Token& session) {
     EndLocked(it, &garbage);
   }
   Free(garbage);
+  TellSessionEnd(session);
 }
 
 void SessionRegistry::Acknowledge(const Token& session, uid_t uid) {
@@ -114,6 +115,7 @@ void SessionRegistry::Acknowledge(const Token& session, uid_t uid) {
     EndLocked(it, &garbage);
   }
   Free(garbage);
+  TellSessionEnd(session);
 }
 
 void SessionRegistry::ConnectionLost(const Token& session) {
@@ -126,6 +128,7 @@ void SessionRegistry::ConnectionLost(const Token& session) {
     if (it->second.holds_nothing()) EndLocked(it, &garbage);
   }
   Free(garbage);
+  TellSessionEnd(session);
 }
 
 void SessionRegistry::ProcessGone(const Token& session) {
@@ -139,6 +142,7 @@ void SessionRegistry::ProcessGone(const Token& session) {
     if (it->second.holds_nothing()) EndLocked(it, &garbage);
   }
   Free(garbage);
+  TellSessionEnd(session);
 }
 
 absl::StatusOr<std::shared_ptr<const FastTable>> SessionRegistry::OpenFastTable(
@@ -469,6 +473,20 @@ void SessionRegistry::ExpireSharesLocked(absl::Duration now, Garbage* garbage) {
     for (Pin& pin : shared.pins) garbage->pins.push_back(std::move(pin));
     shares_.erase(share);
   }
+}
+
+void SessionRegistry::OnSessionEnd(std::function<void(const Token&)> observer) {
+  absl::MutexLock lock(&mu_);
+  on_session_end_ = std::move(observer);
+}
+
+void SessionRegistry::TellSessionEnd(const Token& session) {
+  std::function<void(const Token&)> observer;
+  {
+    absl::MutexLock lock(&mu_);
+    observer = on_session_end_;
+  }
+  if (observer) observer(session);
 }
 
 void SessionRegistry::Free(const Garbage& garbage) {

@@ -22,6 +22,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -92,6 +93,10 @@ class SessionRegistry {
   // all.
   SessionRegistry(const SessionLimits& limits, TieredCache* cache, Clock* clock);
   ~SessionRegistry();
+
+  // `observer` is told, without locks, of every session that is not CONNECTED any more; by nobody
+  // after it has been replaced (nullptr: by none) unless a call was under way.
+  void OnSessionEnd(std::function<void(const Token&)> observer);
 
   // RESOURCE_EXHAUSTED: too many sessions, in total or of the peer's uid. UNAVAILABLE: draining.
   absl::StatusOr<Token> Open(const SessionPeer& peer);
@@ -211,6 +216,7 @@ class SessionRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireSharesLocked(absl::Duration now, Garbage* garbage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Free(const Garbage& garbage) ABSL_LOCKS_EXCLUDED(mu_);
+  void TellSessionEnd(const Token& session) ABSL_LOCKS_EXCLUDED(mu_);
 
   const SessionLimits limits_;
   TieredCache* const cache_;
@@ -218,6 +224,7 @@ class SessionRegistry {
 
   mutable absl::Mutex mu_;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  std::function<void(const Token&)> on_session_end_ ABSL_GUARDED_BY(mu_);
   LeaseId next_lease_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t leases_expired_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t device_sessions_ ABSL_GUARDED_BY(mu_) = 0;

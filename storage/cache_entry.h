@@ -27,7 +27,7 @@ struct CacheModel {
 struct LookupWaiter {
   std::vector<TensorExpectation> expect;
   LookupCallback done;
-  bool counted = true;  // a hit or a miss (not for Pop)
+  LookupCount count = LookupCount::kAll;
   Place place = Place::kAny;
 };
 
@@ -59,6 +59,7 @@ struct CacheEntry {
   bool saved = false;       // L3 has this generation
   bool admitted = false;    // may be written to L3
   bool queued = false;      // waits in the persist queue
+  bool told_gone = false;   // kLoading: watchers have been told that the store lost it
   uint32_t pins = 0;        // ReadHandles
   uint32_t io_pins = 0;     // copies out of (or into) `range` that end by themselves
   std::vector<LookupWaiter> waiters;

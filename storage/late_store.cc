@@ -101,6 +101,13 @@ absl::Status LateStore::SetModelEpoch(absl::string_view model, uint64_t epoch) {
   return in == nullptr ? NotOpen() : in->SetModelEpoch(model, epoch);
 }
 
+std::vector<CacheKey> LateStore::TakeLost(bool* overflowed) {
+  PersistentStore* const from = store();
+  if (from != nullptr) return from->TakeLost(overflowed);
+  *overflowed = false;
+  return {};
+}
+
 absl::Status LateStore::Flush() {
   PersistentStore* const to = store();
   return to == nullptr ? NotOpen() : to->Flush();

@@ -55,6 +55,7 @@ class LateStore final : public PersistentStore {
   bool Forget(const CacheKey& key, uint64_t generation) override;
   absl::Status Remove(const CacheKey& key, uint64_t generation) override;
   absl::Status SetModelEpoch(absl::string_view model, uint64_t epoch) override;
+  std::vector<CacheKey> TakeLost(bool* overflowed) override;
   absl::Status Flush() override;
   void List(absl::string_view after,
             absl::FunctionRef<bool(const CacheKey&, const StoredPlace&)> visit) const override;

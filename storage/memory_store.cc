@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/check.h"
@@ -70,7 +71,9 @@ absl::Status MemoryStore::Put(const StoredRecord& record, std::unique_ptr<char[]
   }
   if (old != items_.end()) EraseLocked(old);
   while (payload_bytes_ + bytes > capacity_bytes_) {
-    EraseLocked(items_.find(by_sequence_.begin()->second));
+    const auto oldest = items_.find(by_sequence_.begin()->second);
+    lost_.push_back(oldest->first);
+    EraseLocked(oldest);
     ++counters_.evictions;
   }
   by_sequence_.emplace(next_sequence_, key);
@@ -102,6 +105,7 @@ absl::StatusOr<StoredRecord> MemoryStore::Read(const CacheKey& key, uint64_t gen
     }
     if (at->second.damaged) {
       ++counters_.corruptions;
+      lost_.push_back(key);
       EraseLocked(at);
       return absl::DataLossError("the record is damaged");
     }
@@ -160,6 +164,12 @@ void MemoryStore::List(absl::string_view after,
     if (key.encoded() <= after) continue;
     if (!visit(key, PlaceOf(item.record))) return;
   }
+}
+
+std::vector<CacheKey> MemoryStore::TakeLost(bool* overflowed) {
+  *overflowed = false;
+  absl::MutexLock lock(&mu_);
+  return std::exchange(lost_, {});
 }
 
 uint64_t MemoryStore::max_generation() const {

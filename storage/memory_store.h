@@ -49,6 +49,7 @@ class MemoryStore final : public PersistentStore {
   absl::Status Flush() override;
   void List(absl::string_view after,
             absl::FunctionRef<bool(const CacheKey&, const StoredPlace&)> visit) const override;
+  std::vector<CacheKey> TakeLost(bool* overflowed) override;
   uint64_t max_generation() const override;
   std::vector<std::pair<std::string, uint64_t>> ModelEpochs() const override;
   StoreStats GetStats() const override;
@@ -83,6 +84,7 @@ class MemoryStore final : public PersistentStore {
   uint64_t payload_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t max_generation_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<CacheKey> lost_ ABSL_GUARDED_BY(mu_);
   StoreStats counters_ ABSL_GUARDED_BY(mu_);
   Failures put_failures_ ABSL_GUARDED_BY(mu_);
   Failures read_failures_ ABSL_GUARDED_BY(mu_);

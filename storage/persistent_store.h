@@ -8,7 +8,7 @@
 // and covers every record of the key up to it, so that a late write of an old value cannot bring it
 // back.
 //
-// Thread-safe. Find, Forget, List and GetStats touch memory only and may be called with locks held;
+// Thread-safe. Find, Forget, List, TakeLost and GetStats touch memory only and may be called with locks held;
 // the others block on the disk.
 
 #ifndef EMBCACHE_STORAGE_PERSISTENT_STORE_H_
@@ -97,6 +97,10 @@ class PersistentStore {
   // of ours.
   virtual void List(absl::string_view after,
                     absl::FunctionRef<bool(const CacheKey&, const StoredPlace&)> visit) const = 0;
+
+  // The keys of records that the store has dropped by itself since the last call, for room or for
+  // damage. Sets `overflowed` when there were more than it remembers.
+  virtual std::vector<CacheKey> TakeLost(bool* overflowed) = 0;
 
   // What a cache needs to go on where the last run stopped: the highest generation ever used, and
   // every model's epoch (models at epoch 0 may be left out).

@@ -78,6 +78,10 @@ struct LookupResult {
   bool hit() const { return static_cast<bool>(handle); }
 };
 
+// What a lookup counts: a hit or a miss; a hit only, for callers that may look again and count the
+// miss themselves (TieredCache::CountMiss); or nothing.
+enum class LookupCount : uint8_t { kAll, kHits, kNone };
+
 using LookupCallback = absl::AnyInvocable<void(absl::StatusOr<LookupResult>)>;
 
 }  // namespace embcache

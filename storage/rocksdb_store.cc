@@ -273,6 +273,11 @@ void RocksDbStore::List(absl::string_view after,
   });
 }
 
+std::vector<CacheKey> RocksDbStore::TakeLost(bool* overflowed) {
+  absl::MutexLock lock(&mu_);
+  return index_.TakeLost(overflowed);
+}
+
 uint64_t RocksDbStore::max_generation() const {
   absl::MutexLock lock(&mu_);
   return index_.max_generation();

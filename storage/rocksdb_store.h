@@ -107,6 +107,7 @@ class RocksDbStore final : public PersistentStore {
   absl::Status Flush() override;
   void List(absl::string_view after,
             absl::FunctionRef<bool(const CacheKey&, const StoredPlace&)> visit) const override;
+  std::vector<CacheKey> TakeLost(bool* overflowed) override;
   uint64_t max_generation() const override;
   std::vector<std::pair<std::string, uint64_t>> ModelEpochs() const override;
   StoreStats GetStats() const override;

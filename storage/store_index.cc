@@ -1,6 +1,7 @@
 #include "storage/store_index.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/check.h"
@@ -102,6 +103,8 @@ StoreIndex::Records::iterator StoreIndex::LoadRecord(Records::iterator hint, Cac
 }
 
 void StoreIndex::ClearFiles() {
+  lost_overflowed_ = lost_overflowed_ || !records_.empty();
+  lost_.clear();
   records_.clear();
   payload_bytes_ = 0;
   for (const auto& [key, tombstone] : tombstones_) {
@@ -195,14 +198,14 @@ bool StoreIndex::IsDirty(const CacheKey& key) const {
 
 void StoreIndex::ForgetUncertain(const CacheKey& key, uint64_t generation) {
   auto at = records_.find(key);
-  if (at != records_.end() && at->second.generation <= generation) Erase(at);
+  if (at != records_.end() && at->second.generation <= generation) Lose(at);
   MakeDirty(key, generation);
 }
 
 bool StoreIndex::ErasePlace(const CacheKey& key, uint64_t file, uint32_t entry) {
   auto at = records_.find(key);
   if (at == records_.end() || at->second.file != file || at->second.entry != entry) return false;
-  Erase(at);
+  Lose(at);
   return true;
 }
 
@@ -215,7 +218,7 @@ bool StoreIndex::EraseFile(uint64_t file, size_t limit, std::optional<CacheKey>*
     *after = at->first;
   }
   const bool more = at != records_.end();
-  for (const CacheKey& key : victims) Erase(records_.find(key));
+  for (const CacheKey& key : victims) Lose(records_.find(key));
   *erased += victims.size();
   return more;
 }
@@ -335,6 +338,22 @@ bool StoreIndex::Hidden(const CacheKey& key, uint64_t model_epoch) const {
 void StoreIndex::Erase(Records::iterator at) {
   payload_bytes_ -= at->second.payload_bytes;
   records_.erase(at);
+}
+
+void StoreIndex::Lose(Records::iterator at) {
+  if (!Hidden(at->first, at->second.model_epoch)) {
+    if (lost_.size() < kMaxLost) {
+      lost_.push_back(at->first);
+    } else {
+      lost_overflowed_ = true;
+    }
+  }
+  Erase(at);
+}
+
+std::vector<CacheKey> StoreIndex::TakeLost(bool* overflowed) {
+  *overflowed = std::exchange(lost_overflowed_, false);
+  return std::exchange(lost_, {});
 }
 
 void StoreIndex::RememberRemoval(const CacheKey& key, uint64_t generation) {

@@ -60,6 +60,7 @@ struct MetaState {
 class StoreIndex {
  public:
   static constexpr size_t kVolatileTombstones = 16384;
+  static constexpr size_t kMaxLost = 65536;
 
   // In any order: of what is said twice about a key or a model, the higher counts.
   void LoadMeta(const MetaState& meta);
@@ -115,6 +116,10 @@ class StoreIndex {
   void List(absl::string_view after,
             absl::FunctionRef<bool(const CacheKey&, const IndexEntry&)> visit) const;
 
+  // What ErasePlace, EraseFile and ForgetUncertain took out since the last call; at most
+  // kMaxLost, then `overflowed`.
+  std::vector<CacheKey> TakeLost(bool* overflowed);
+
   uint64_t entries() const { return records_.size(); }
   uint64_t payload_bytes() const { return payload_bytes_; }
   uint64_t max_generation() const { return max_generation_; }
@@ -147,11 +152,15 @@ class StoreIndex {
   Records::iterator LoadRecord(Records::iterator hint, CacheKey key, const IndexEntry& entry);
   bool Hidden(const CacheKey& key, uint64_t model_epoch) const;
   void Erase(Records::iterator at);
+  // Erases what nobody asked to be removed.
+  void Lose(Records::iterator at);
   void RememberRemoval(const CacheKey& key, uint64_t generation);
   void MakeDirty(const CacheKey& key, uint64_t generation);
   void SetState(const CacheKey& key, Tombstone& tombstone, TombstoneState state);
 
   Records records_;
+  std::vector<CacheKey> lost_;
+  bool lost_overflowed_ = false;
   uint64_t payload_bytes_ = 0;
   uint64_t open_file_ = 1;
   uint64_t max_generation_ = 0;

@@ -180,14 +180,18 @@ void TieredCache::FreeIfUnusedLocked(CacheEntry* entry, AfterUnlock& after) {
 bool TieredCache::RemoveKeyLocked(CacheKey key, RemoveReason reason, StatusCallback removed,
                                   AfterUnlock& after) {
   CacheEntry* entry = FindLocked(key.encoded());
-  const bool stored = FindStoredLocked(key).has_value();
-  const bool existed = stored || (entry != nullptr && IsLiveLocked(*entry));
+  const std::optional<StoredPlace> stored = FindStoredLocked(key);
+  const bool existed = stored.has_value() || (entry != nullptr && IsLiveLocked(*entry));
   const bool being_written = persisting_.has_value() && persisting_->record.info->key == key;
   queue_.Cancel(key.encoded());
+  const bool told = entry != nullptr && IsOfCurrentEpochLocked(*entry) && !entry->told_gone;
+  if (told || stored.has_value()) {
+    TellRemovedLocked(key, told ? entry->generation : stored->generation, reason, after);
+  }
   if (entry != nullptr) DoomLocked(entry, reason, after);
   // A put that has not reached the disk may have forgotten an older record, which is still there.
   const bool forgotten = deps_.store != nullptr && deps_.store->Forget(key, next_generation_ - 1);
-  if (stored || being_written || forgotten) {
+  if (stored.has_value() || being_written || forgotten) {
     RemoveStoredLocked(key, next_generation_ - 1, std::move(removed), after);
   } else if (removed) {
     after.Add([removed = std::move(removed)]() mutable { removed(absl::OkStatus()); });
@@ -266,11 +270,25 @@ void TieredCache::CountMissLocked(CacheModel* model) {
   ++model->stats.misses;
 }
 
+CacheModel* TieredCache::LookupModelLocked(const CacheKey& key) {
+  return models_.size() < kMaxModelsByLookup || FindModelLocked(key.model()) != nullptr
+             ? ModelLocked(key.model())
+             : ModelLocked(kOtherModels);
+}
+
+void TieredCache::CountMiss(const CacheKey& key, MissReason reason) {
+  absl::MutexLock lock(&mu_);
+  if (reason == MissReason::kMismatch) ++totals_.mismatches;
+  CountMissLocked(LookupModelLocked(key));
+}
+
 LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const LookupWaiter& waiter,
                                     AfterUnlock& after) {
   if (FindMismatch(entry->info->layout.tensors, waiter.expect).has_value()) {
-    ++totals_.mismatches;
-    CountMissLocked(entry->model);
+    if (waiter.count == LookupCount::kAll) {
+      ++totals_.mismatches;
+      CountMissLocked(entry->model);
+    }
     if (!entry->doomed) RemoveKeyLocked(entry->info->key, RemoveReason::kMismatch, {}, after);
     return LookupResult{.handle = {}, .source = source, .reason = MissReason::kMismatch};
   }
@@ -278,7 +296,7 @@ LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const Look
     TierOf(entry->tier).policy->Touch(&entry->hook);
     PublishLocked(entry);  // if there was no room before
   }
-  if (waiter.counted) {
+  if (waiter.count != LookupCount::kNone) {
     CountHitLocked(*entry, source);
     RequestedLocked(entry, after);
   }
@@ -288,11 +306,9 @@ LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const Look
 std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const CacheKey& key,
                                                                       LookupWaiter& waiter,
                                                                       AfterUnlock& after) {
-  CacheModel* model = models_.size() < kMaxModelsByLookup || FindModelLocked(key.model()) != nullptr
-                          ? ModelLocked(key.model())
-                          : ModelLocked(kOtherModels);
+  CacheModel* model = LookupModelLocked(key);
   const auto miss = [&](MissReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (waiter.counted) CountMissLocked(model);
+    if (waiter.count == LookupCount::kAll) CountMissLocked(model);
     return LookupResult{.handle = {}, .source = TierId::kL1, .reason = reason};
   };
   CacheEntry* entry = FindLocked(key.encoded());
@@ -339,7 +355,7 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const Cach
 std::optional<absl::StatusOr<LookupResult>> TieredCache::AddWaiterLocked(CacheEntry* entry,
                                                                          LookupWaiter& waiter) {
   if (entry->waiters.size() >= options_.max_waiters_per_entry) {
-    if (waiter.counted) CountMissLocked(entry->model);
+    if (waiter.count == LookupCount::kAll) CountMissLocked(entry->model);
     return absl::ResourceExhaustedError(absl::StrCat(
         "waiters: ", entry->waiters.size(), " lookups already wait for this entry; the limit is ",
         options_.max_waiters_per_entry));
@@ -368,7 +384,7 @@ void TieredCache::AnswerWaitersLocked(CacheEntry* entry, TierId source, AfterUnl
 void TieredCache::FailWaitersLocked(CacheEntry* entry, absl::StatusOr<MissReason> why,
                                     AfterUnlock& after) {
   for (LookupWaiter& waiter : std::exchange(entry->waiters, {})) {
-    if (waiter.counted) CountMissLocked(entry->model);
+    if (waiter.count == LookupCount::kAll) CountMissLocked(entry->model);
     absl::StatusOr<LookupResult> result = LookupResult{};
     if (why.ok()) {
       result->reason = *why;
@@ -401,14 +417,16 @@ void TieredCache::LookupWith(const CacheKey& key, LookupWaiter waiter) {
 }
 
 void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect,
-                         LookupCallback done) {
-  Lookup(key, std::move(expect), Place::kAny, std::move(done));
+                         LookupCallback done, LookupCount count) {
+  Lookup(key, std::move(expect), Place::kAny, std::move(done), count);
 }
 
 void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, Place place,
-                         LookupCallback done) {
-  LookupWith(key,
-             LookupWaiter{.expect = std::move(expect), .done = std::move(done), .place = place});
+                         LookupCallback done, LookupCount count) {
+  LookupWith(key, LookupWaiter{.expect = std::move(expect),
+                               .done = std::move(done),
+                               .count = count,
+                               .place = place});
 }
 
 ReadHandle TieredCache::PinInPlace(const CacheKey& key) {
@@ -452,7 +470,7 @@ void TieredCache::Pop(const CacheKey& key, absl::AnyInvocable<bool(LookupResult)
                       StatusCallback done, Place place) {
   LookupWaiter waiter;
   waiter.place = place;
-  waiter.counted = false;
+  waiter.count = LookupCount::kNone;
   waiter.done = [this, key, take = std::move(take),
                  done = std::move(done)](absl::StatusOr<LookupResult> found) mutable {
     if (!found.ok()) return done(found.status());
@@ -478,6 +496,7 @@ void TieredCache::AdvanceEpoch(absl::string_view model,
       const uint64_t epoch = ++state->stats.model_epoch;
       if (fast_ != nullptr) fast_->SetModelEpoch(state->fast_id, epoch);
       queue_.CancelModel(model, epoch);
+      TellLocked(CacheEvent::Kind::kEpoch, model, after).generation = epoch;
       sweeps_.emplace_back(std::string(model), std::string());
       if (deps_.store == nullptr) {
         after.Add([epoch, done = std::move(done)]() mutable { done(epoch); });
@@ -541,6 +560,7 @@ void TieredCache::TickLocked(AfterUnlock& after) {
   }
   if (!sweeps_.empty()) SweepModelLocked(after);
   FastTickLocked(after);
+  TellLostLocked(after);
   KickPersistLocked(after);
 }
 

@@ -46,6 +46,7 @@
 #include "storage/clock.h"
 #include "storage/copy_engine.h"
 #include "storage/entry.h"
+#include "storage/event_log.h"
 #include "storage/eviction_policy.h"
 #include "storage/executor.h"
 #include "storage/fast_path.h"
@@ -75,6 +76,7 @@ enum class L3Admit {
 
 struct TieredCacheOptions {
   static constexpr size_t kGhostKeys = 65536;
+  static constexpr size_t kRememberedEvents = 65536;
 
   MemoryTierOptions l1;
   MemoryTierOptions l2;  // capacity_bytes 0 = no such tier
@@ -160,12 +162,15 @@ class TieredCache {
 
   // Finds `key`, brings it to the fastest tier it can have, pins it there. Counts one hit or one
   // miss. Errors: RESOURCE_EXHAUSTED (too many waiters), counted as a miss too.
-  void Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, LookupCallback done);
+  void Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, LookupCallback done,
+              LookupCount count = LookupCount::kAll);
   // The same for a caller who cannot use all memory, where L1 is device memory. For kHost an entry
   // in L1 is brought to L2, and one that comes from L2 or L3 goes no further than L2.
   // FAILED_PRECONDITION: it is pinned in the other memory, or there is none where it is wanted.
   void Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, Place place,
-              LookupCallback done);
+              LookupCallback done, LookupCount count = LookupCount::kAll);
+  // Counts the miss that lookups with kHits ended in.
+  void CountMiss(const CacheKey& key, MissReason reason);
 
   // Pins `key` where it is, if it is in memory. Counts nothing, touches nothing.
   ReadHandle PinInPlace(const CacheKey& key);
@@ -216,6 +221,19 @@ class TieredCache {
   std::vector<std::string> Models() const;
 
   ListPage List(const ListQuery& query) const;
+
+  // The newest event's number, and whether those after number `after` are still known.
+  uint64_t last_event() const;
+  bool RemembersEventsAfter(uint64_t after) const;
+  struct EventPage {
+    std::vector<CacheEvent> events;
+    uint64_t lost = 0;  // events between `after` and these
+  };
+  // What happened after event `after`, at most `limit` events. When that is nothing, the listener
+  // is called once at the next event.
+  EventPage Events(uint64_t after, size_t limit);
+  // Without locks, from any thread, also after it has been replaced if a call was under way.
+  void OnEvent(std::shared_ptr<absl::AnyInvocable<void()>> listener);
 
   // Answers when all that was committed before is on disk. FAILED_PRECONDITION without L3.
   void Flush(StatusCallback done);
@@ -346,8 +364,6 @@ class TieredCache {
   // Counts what belongs to no model of its own.
   static constexpr absl::string_view kOtherModels = "(other)";
 
-  enum class RemoveReason { kReplaced, kDeleted, kCapacity, kExpired, kEpoch, kMismatch, kLost };
-
   TieredCache(const TieredCacheOptions& options, const TieredCacheDeps& deps, MemoryTier l1,
               MemoryTier l2, std::unique_ptr<FastPath> fast);
 
@@ -386,6 +402,8 @@ class TieredCache {
   Location LocationLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CountHitLocked(const CacheEntry& entry, TierId source) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CountMissLocked(CacheModel* model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The model whose counters a lookup of `key` moves.
+  CacheModel* LookupModelLocked(const CacheKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Answers now, or keeps `waiter` and answers later (nullopt).
   std::optional<absl::StatusOr<LookupResult>> LookupLocked(const CacheKey& key,
                                                            LookupWaiter& waiter, AfterUnlock& after)
@@ -422,6 +440,22 @@ class TieredCache {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AnswerElsewhereLocked(CacheEntry* entry, TierId source, LookupWaiter waiter,
                              AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // tiered_cache_events.cc: what watchers are told.
+  CacheEvent& TellLocked(CacheEvent::Kind kind, absl::string_view key, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellStoredLocked(const EntryInfo& info, TierId tier, uint64_t generation, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellMovedLocked(const CacheKey& key, uint64_t generation, TierId from, TierId to,
+                       AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellRemovedLocked(const CacheKey& key, uint64_t generation, RemoveReason reason,
+                         AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsOfCurrentEpochLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Dooms an entry that leaves memory: it may still be in L3.
+  void DoomAndTellLocked(CacheEntry* entry, RemoveReason reason, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Tells what the store has dropped by itself.
+  void TellLost() ABSL_LOCKS_EXCLUDED(mu_);
+  void TellLostLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // tiered_cache_put.cc: reservations.
   void ReserveLocked(ReserveRequest request, TierId tier, ReserveCallback done, AfterUnlock& after)
@@ -545,6 +579,10 @@ class TieredCache {
   std::optional<PersistItem> persisting_ ABSL_GUARDED_BY(mu_);  // the one being written
   std::vector<std::pair<uint64_t, StatusCallback>> flushes_ ABSL_GUARDED_BY(mu_);
   uint64_t operations_ ABSL_GUARDED_BY(mu_) = 0;  // copies and disk work in flight
+  EventLog events_ ABSL_GUARDED_BY(mu_){TieredCacheOptions::kRememberedEvents};
+  std::shared_ptr<absl::AnyInvocable<void()>> event_listener_ ABSL_GUARDED_BY(mu_);
+  bool event_awaited_ ABSL_GUARDED_BY(mu_) = false;             // by the listener
+  absl::flat_hash_set<CacheKey> damaged_ ABSL_GUARDED_BY(mu_);  // found so, not told yet
   bool checking_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -68,12 +68,15 @@ absl::StatusOr<TieredCache::StoreCheck> TieredCache::RunCheck() {
         check.bytes += place.payload_bytes;
       } else if (absl::IsDataLoss(read)) {
         ++check.damaged;
+        absl::MutexLock lock(&mu_);
+        damaged_.insert(key);
       } else if (!absl::IsNotFound(read)) {  // not there: evicted or removed meanwhile
         ++check.failed;
       }
     }
     if (!places.empty()) after = std::string(places.back().first.encoded());
   } while (!places.empty());
+  TellLost();
   return check;
 }
 

@@ -156,8 +156,10 @@ void TieredCache::FinishLoadLocked(CacheEntry* entry, absl::StatusOr<StoredRecor
     const bool no_room = absl::IsResourceExhausted(record.status());
     const MissReason reason =
         absl::IsDataLoss(record.status()) ? MissReason::kDamaged : MissReason::kAbsent;
+    if (reason == MissReason::kDamaged) damaged_.insert(entry->info->key);
     FailWaitersLocked(entry, no_room ? absl::StatusOr<MissReason>(record.status()) : reason, after);
     DoomLocked(entry, RemoveReason::kDeleted, after);
+    TellLostLocked(after);
     return;
   }
   entry->info = record->info;
@@ -177,6 +179,11 @@ void TieredCache::FinishLoadLocked(CacheEntry* entry, absl::StatusOr<StoredRecor
       DoomLocked(entry, RemoveReason::kEpoch, after);
     }
     return;
+  }
+  if (std::exchange(entry->told_gone, false)) {
+    TellStoredLocked(*entry->info, entry->tier, entry->generation, after);
+  } else {
+    TellMovedLocked(entry->info->key, entry->generation, TierId::kL3, entry->tier, after);
   }
   AnswerWaitersLocked(entry, TierId::kL3, after);
 }
@@ -297,10 +304,18 @@ void TieredCache::FinishPersistLocked(const absl::Status& put, AfterUnlock& afte
     ++totals_.l3.writes;
     CacheEntry* entry = FindLocked(key.encoded());
     if (entry != nullptr && entry->generation == item.record.generation) entry->saved = true;
+    if (entry == nullptr || !IsOfCurrentEpochLocked(*entry)) {
+      // It left memory before it was on disk, and was told so.
+      const std::optional<StoredPlace> stored = FindStoredLocked(key);
+      if (stored.has_value() && stored->generation == item.record.generation) {
+        TellStoredLocked(*item.record.info, TierId::kL3, stored->generation, after);
+      }
+    }
   } else if (!absl::IsCancelled(put)) {
     ++totals_.l3.write_failures;
     if (item.replaces_stored) RemoveStoredLocked(key, item.record.generation - 1, {}, after);
   }
+  TellLostLocked(after);
   KickPersistLocked(after);
   AnswerFlushesLocked(after);
 }

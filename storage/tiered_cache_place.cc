@@ -20,7 +20,7 @@ bool TieredCache::IsWhereWantedLocked(const CacheEntry& entry, Place place) cons
 
 absl::Status TieredCache::RefusePlaceLocked(const CacheEntry& entry, LookupWaiter& waiter,
                                             absl::string_view why) {
-  if (waiter.counted) CountMissLocked(entry.model);
+  if (waiter.count == LookupCount::kAll) CountMissLocked(entry.model);
   return absl::FailedPreconditionError(
       absl::StrCat("place: the entry is in ", TierName(entry.tier),
                    entry.tier == TierId::kL1 ? ", device memory" : ", host memory", ", and ", why));
@@ -151,7 +151,7 @@ void TieredCache::LoseTier(TierId id) {
     // Looked up anew each time: one that goes may take others with it.
     for (const std::string& key : keys) {
       CacheEntry* entry = FindLocked(key);
-      if (entry != nullptr && entry->tier == id) DoomLocked(entry, RemoveReason::kLost, after);
+      if (entry != nullptr && entry->tier == id) DoomAndTellLocked(entry, RemoveReason::kLost, after);
     }
   }
   after.Run();

@@ -218,6 +218,7 @@ absl::StatusOr<ReadHandle> TieredCache::CommitLocked(ReservationId id, Reservati
   if (entry->info->expires != absl::InfiniteFuture()) {
     expiries_.insert({entry->info->expires, entry});
   }
+  TellStoredLocked(*entry->info, entry->tier, entry->generation, after);
   ++totals_.saves;
   ++entry->model->stats.saves;
   work_.saved_bytes.Record(entry->payload_bytes());

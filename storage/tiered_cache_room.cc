@@ -97,7 +97,7 @@ TieredCache::Room TieredCache::MakeRoomLocked(TierId id, const RoomRequest& requ
     if (old != nullptr && old->tier == id && old->state == EntryState::kResident &&
         old->pins == 0 && !IsFastPinnedLocked(*old)) {
       if (old->io_pins > 0) return Room::kComing;
-      DoomLocked(old, RemoveReason::kReplaced, after);
+      DoomAndTellLocked(old, RemoveReason::kReplaced, after);
       return Room::kMade;
     }
   }
@@ -242,7 +242,7 @@ void TieredCache::LeaveMemoryLocked(CacheEntry* entry, AfterUnlock& after) {
   }
   if (!entry->queued) {
     entry->state = EntryState::kResident;
-    DoomLocked(entry, RemoveReason::kCapacity, after);
+    DoomAndTellLocked(entry, RemoveReason::kCapacity, after);
     return;
   }
   entry->called_off = false;
@@ -278,7 +278,7 @@ void TieredCache::FinishWriteBack(CacheEntry* entry, std::unique_ptr<char[]> pay
         ++totals_.l3.dropped_writes;
       }
       RetryWaitersLocked(entry, after);
-      DoomLocked(entry, RemoveReason::kCapacity, after);
+      DoomAndTellLocked(entry, RemoveReason::kCapacity, after);
     } else {
       RetryWaitersLocked(entry, after);
       FreeIfUnusedLocked(entry, after);
@@ -377,6 +377,9 @@ void TieredCache::FinishDemotion(CacheEntry* entry, const absl::Status& copied) 
       LinkLocked(entry);
       if (!entry->for_host) ++TierOf(TierId::kL1).stats.evictions_capacity;
       ++totals_.demotions;
+      if (IsOfCurrentEpochLocked(*entry)) {
+        TellMovedLocked(entry->info->key, entry->generation, TierId::kL1, TierId::kL2, after);
+      }
       AnswerWaitersLocked(entry, TierId::kL1, after);
     }
     KickPersistLocked(after);
@@ -447,6 +450,9 @@ void TieredCache::FinishPromotion(CacheEntry* entry, const absl::Status& copied)
       entry->range = std::exchange(entry->target, {});
       LinkLocked(entry);
       ++totals_.promotions;
+      if (IsOfCurrentEpochLocked(*entry)) {
+        TellMovedLocked(entry->info->key, entry->generation, TierId::kL2, TierId::kL1, after);
+      }
     }
     if (entry->doomed) {
       RetryWaitersLocked(entry, after);

@@ -117,6 +117,7 @@ int Main(int argc, const char* const* argv, std::ostream& out, std::ostream& err
   AddTopCommand(app, context, &action);
   AddAdminCommands(app, context, &action);
   AddSizeCommand(app, context, &action);
+  AddEventsCommand(app, context, &action);
   AddBenchCommand(app, context, &action);
   try {
     app.parse(argc, argv);

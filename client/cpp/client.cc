@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/claim_queue.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/convert.h"
 #include "client/cpp/fast_get.h"
@@ -80,6 +81,8 @@ absl::string_view MissReasonName(MissReason reason) {
       return "expired";
     case MissReason::kDamaged:
       return "damaged";
+    case MissReason::kClaimedElsewhere:
+      return "claimed elsewhere";
     case MissReason::kNone:
       break;
   }
@@ -95,7 +98,7 @@ std::string DefaultSocketDir() {
 }
 
 Client::Client(std::unique_ptr<internal::Connection> connection)
-    : connection_(std::move(connection)) {}
+    : connection_(std::move(connection)), claims_(std::make_shared<internal::ClaimQueue>()) {}
 
 Client::~Client() {
   // In a fork the threads to be joined do not exist.
@@ -230,16 +233,24 @@ absl::StatusOr<Reservation> Client::Reserve(const Key& key, const std::vector<Te
                                             const PutOptions& options) {
   auto session = connection_->session();
   if (!session.ok()) return session.status();
-  if (!(*session)->writer()) {
+  return internal::ReserveFor(*session, key, tensors, options, /*claim=*/0);
+}
+
+absl::StatusOr<Reservation> internal::ReserveFor(const std::shared_ptr<Session>& session,
+                                                 const Key& key,
+                                                 const std::vector<TensorSpec>& tensors,
+                                                 const PutOptions& options, uint64_t claim) {
+  if (!session->writer()) {
     return absl::PermissionDeniedError("this client was connected as a reader");
   }
   v1::ReserveRequest request;
   ToProto(key, tensors, options, request.add_items());
   request.set_place(ToProto(options.place));
-  return WithRoom(**session, [&]() -> absl::StatusOr<Reservation> {
+  request.mutable_items(0)->set_claim(claim);
+  return WithRoom(*session, [&]() -> absl::StatusOr<Reservation> {
     v1::ReserveResponse response;
     const absl::Time asked = absl::Now();
-    absl::Status status = (*session)->Call(&Stub::Reserve, request, &response);
+    absl::Status status = session->Call(&Stub::Reserve, request, &response);
     if (!status.ok()) return status;
     if (response.results_size() != 1) return WrongCount("Reserve", response.results_size(), 1);
     const v1::ReserveResult& result = response.results(0);
@@ -248,7 +259,7 @@ absl::StatusOr<Reservation> Client::Reserve(const Key& key, const std::vector<Te
     if (static_cast<size_t>(result.tensors_size()) != tensors.size()) {
       return WrongCount("Reserve: tensors", result.tensors_size(), tensors.size());
     }
-    return internal::MakeReservation(*session, request.items(0), result, asked);
+    return internal::MakeReservation(session, request.items(0), result, asked);
   });
 }
 

@@ -43,6 +43,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -120,7 +121,9 @@ struct GetOptions {
 };
 
 namespace internal {
+class ClaimQueue;
 class Connection;
+struct HeldClaim;
 struct HeldLease;
 struct HeldReservation;
 }  // namespace internal
@@ -191,7 +194,14 @@ class Reservation {
   std::unique_ptr<internal::HeldReservation> held_;
 };
 
-enum class MissReason : uint8_t { kNone = 0, kAbsent, kMismatch, kExpired, kDamaged };
+enum class MissReason : uint8_t {
+  kNone = 0,
+  kAbsent,
+  kMismatch,
+  kExpired,
+  kDamaged,
+  kClaimedElsewhere,  // somebody else encodes it, and the wait was over
+};
 absl::string_view MissReasonName(MissReason reason);  // "absent"
 
 // One answer of GetMany: an error, a hit (lease) or a miss (reason).
@@ -200,6 +210,52 @@ struct GetResult {
   std::optional<Lease> lease;
   MissReason reason = MissReason::kNone;
 };
+
+struct ClaimOptions {
+  absl::Duration wait = absl::Seconds(30);  // for another's encode; the daemon cuts it (--max-wait)
+  std::vector<Expectation> expect;
+  bool may_claim = true;        // false: only wait for a value, for those that cannot encode
+  bool accept_pending = false;  // be answered when the value is announced
+};
+
+// The right and duty to encode a key: others wait for it. Encode, `Reserve`, write, and commit the
+// reservation, which ends the claim. Destroying it gives it up: the next one that waits encodes.
+// Ends before its Client.
+class Claim {
+ public:
+  explicit Claim(std::unique_ptr<internal::HeldClaim> held);  // made by Client
+  Claim(Claim&&) noexcept;
+  Claim& operator=(Claim&&) noexcept;
+  ~Claim();
+
+  const Key& key() const;
+  // False when somebody else has the claim and takes too long; encode it all the same.
+  bool held() const;
+  absl::StatusOr<Reservation> Reserve(const std::vector<TensorSpec>& tensors,
+                                      const PutOptions& options = {});
+  absl::Status Abandon();
+
+ private:
+  friend class Client;
+  std::unique_ptr<internal::HeldClaim> held_;
+};
+
+// What an entry will be.
+struct PendingEntry {
+  std::vector<TensorSpec> tensors;
+  Metadata metadata;
+};
+
+// A hit (lease), a claim, an announcement (pending), or a miss (reason).
+struct ClaimResult {
+  std::optional<Lease> lease;
+  std::optional<Claim> claim;
+  std::optional<PendingEntry> pending;
+  MissReason reason = MissReason::kNone;
+};
+
+// Encodes `claim.key()` into a reservation made by claim.Reserve, and gives it back uncommitted.
+using EncodeFunction = absl::FunctionRef<absl::StatusOr<Reservation>(Claim& claim)>;
 
 struct ListOptions {
   std::string model;            // empty: all
@@ -244,6 +300,14 @@ class Client {
   // In the order of `keys`, in one call per batch that the daemon allows. One bad key fails alone.
   absl::StatusOr<std::vector<GetResult>> GetMany(absl::Span<const Key> keys);
 
+  // For keys that are expensive to encode: whoever asks first for a missing key gets the claim, the
+  // others, also other threads of this client, wait until the value is there and have a hit. When
+  // the claim ends without a value, the next one gets it.
+  absl::StatusOr<ClaimResult> GetOrClaim(const Key& key, const ClaimOptions& options = {});
+  // The whole of it: a hit, or `encode` and what it wrote. An error of `encode` is handed on.
+  absl::StatusOr<Lease> GetOrEncode(const Key& key, EncodeFunction encode,
+                                    const ClaimOptions& options = {});
+
   // Copies `data` (one view per tensor, empty for absent ones) into the cache.
   absl::Status Put(const Key& key, const std::vector<TensorSpec>& tensors,
                    absl::Span<const Bytes> data, const PutOptions& options = {});
@@ -280,6 +344,7 @@ class Client {
  private:
   explicit Client(std::unique_ptr<internal::Connection> connection);
   std::unique_ptr<internal::Connection> connection_;
+  const std::shared_ptr<internal::ClaimQueue> claims_;
 };
 
 }  // namespace embcache::client

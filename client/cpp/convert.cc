@@ -97,6 +97,8 @@ MissReason FromProto(v1::GetResult::MissReason reason) {
       return MissReason::kExpired;
     case v1::GetResult::DAMAGED:
       return MissReason::kDamaged;
+    case v1::GetResult::CLAIMED_ELSEWHERE:
+      return MissReason::kClaimedElsewhere;
     default:
       return MissReason::kAbsent;
   }

@@ -45,6 +45,11 @@ absl::Status CheckBounds(const Held& held);
 absl::StatusOr<Lease> MakeLease(const std::shared_ptr<Session>& session, Key key,
                                 const embcache::v1::GetResult& hit, absl::Time asked);
 
+// The call of Client::Reserve, for a claim (0: none).
+absl::StatusOr<Reservation> ReserveFor(const std::shared_ptr<Session>& session, const Key& key,
+                                       const std::vector<TensorSpec>& tensors,
+                                       const PutOptions& options, uint64_t claim);
+
 absl::StatusOr<Reservation> MakeReservation(const std::shared_ptr<Session>& session,
                                             const embcache::v1::PutItem& item,
                                             const embcache::v1::ReserveResult& result,

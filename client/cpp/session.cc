@@ -313,10 +313,16 @@ absl::Status Session::OpenStub() {
   return FromGrpc(stub_->Ping(&context, v1::PingRequest(), &response));
 }
 
+embcache::v1::Cache::Stub& Session::waiting_stub() {
+  absl::call_once(waiting_once_,
+                  [this] { waiting_stub_ = v1::Cache::NewStub(OpenChannel(options_.directory)); });
+  return *waiting_stub_;
+}
+
 void Session::Doubt() const { eventfd_write(doubt_event_.get(), 1); }
 
-void Session::Prepare(grpc::ClientContext* context) const {
-  context->set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
+void Session::Prepare(grpc::ClientContext* context, absl::Duration wait) const {
+  context->set_deadline(absl::ToChronoTime(absl::Now() + wait + options_.timeout));
   context->AddMetadata("embcache-session", token_hex_);
 }
 

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/call_once.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -122,6 +123,22 @@ class Session {
     return status;
   }
 
+  // The same for a call that the daemon may keep waiting for `wait`, over a connection of its own:
+  // calls that wait would fill that of the others, which bears only so many at a time.
+  template <typename Method, typename Request, typename Response>
+  absl::Status CallWaiting(Method method, const Request& request, Response* response,
+                           absl::Duration wait) {
+    if (wait <= absl::ZeroDuration()) return Call(method, request, response);
+    if (!in_own_process()) {
+      return absl::FailedPreconditionError("the client was connected before a fork");
+    }
+    grpc::ClientContext context;
+    Prepare(&context, wait);
+    absl::Status status = FromGrpc((waiting_stub().*method)(&context, request, response));
+    if (absl::IsDeadlineExceeded(status)) Doubt();
+    return status;
+  }
+
   // Readable once a call has gone unanswered for too long: the daemon may have granted a lease or
   // reservation that nobody here knows of. Only the session's end is sure to give it back.
   int doubt_fd() const { return doubt_event_.get(); }
@@ -143,7 +160,8 @@ class Session {
   void OpenFastPath(absl::Span<const UniqueFd> descriptors);
   absl::Status OpenStub();
   void Doubt() const;
-  void Prepare(grpc::ClientContext* context) const;
+  void Prepare(grpc::ClientContext* context, absl::Duration wait = absl::ZeroDuration()) const;
+  embcache::v1::Cache::Stub& waiting_stub();
 
   const SessionOptions options_;
   std::shared_ptr<Releaser> releaser_;
@@ -160,6 +178,8 @@ class Session {
   std::unique_ptr<embcache::v1::Cache::Stub> stub_;
   mutable absl::Mutex device_mutex_;
   DeviceSegments device_segments_ ABSL_GUARDED_BY(device_mutex_);
+  absl::once_flag waiting_once_;
+  std::unique_ptr<embcache::v1::Cache::Stub> waiting_stub_;  // made when first used
   std::atomic<bool> connected_{true};
   std::atomic<int64_t> holds_{0};
 };

@@ -115,6 +115,7 @@ absl::Status PutL3(Report* report);
 absl::Status Entries(Report* report);
 absl::Status Arena(Report* report);
 absl::Status File2Mb(Report* report);
+absl::Status Claims(Report* report);
 absl::Status L3Write(Report* report);
 absl::Status L3ReadWarm2Mb(Report* report);
 absl::Status L3ReadWarm16Mb(Report* report);

@@ -30,6 +30,7 @@ constexpr Benchmark kBenchmarks[] = {
      HitLatency},
     {"hit-throughput", "hits by call a second of 16 threads, against empty calls", HitThroughput},
     {"overload", "hits of 16 clients beside 1,000 idle and 50 slow ones, against alone", Overload},
+    {"claims", "100 clients that want one new key: encodes, and time beyond the encode's", Claims},
     {"redis-2mb", "a hit of 2 MiB, against a GET of the same bytes from Redis", Redis2Mb},
     {"redis-16mb", "a hit of 16 MiB, against a GET of the same bytes from Redis", Redis16Mb},
     {"put-16mb", "a put of 16 MiB, against memcpy and two empty calls", Put16Mb},

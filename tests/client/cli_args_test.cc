@@ -34,9 +34,9 @@ constexpr char kNowhere[] = "--socket-dir=/nonexistent/embcache";
 constexpr char kHash[] = "--hash=00112233445566778899aabbccddeeff";
 
 const std::vector<std::string> kCommands = {
-    "put",    "get",     "contains", "rm",    "import", "export", "ls",        "stat",  "sessions",
-    "health", "version", "clear",    "flush", "epoch",  "drain",  "log-level", "bench", "top",
-    "size"};
+    "put",    "get",    "contains", "rm",      "import", "export", "ls",    "stat",      "sessions",
+    "events", "health", "version",  "clear",   "flush",  "epoch",  "drain", "log-level", "bench",
+    "top",    "size"};
 
 TEST(CliArgsTest, HelpNamesEveryCommandAndTheExitCodes) {
   const Outcome outcome = RunCtl({"--help"});
@@ -110,6 +110,8 @@ TEST(CliArgsTest, WithoutADaemonEveryCommandExitsWithThree) {
       {"ls"},
       {"stat"},
       {"sessions"},
+      {"events"},
+      {"events", "--model", "m", "--no-snapshot", "--count", "3"},
       {"health"},
       {"version"},
       {"clear", "--all"},

@@ -179,17 +179,31 @@ class BrokenCache:
     connected = False
     counters = embcache.Counters()
 
-    def get(self, key):
-        raise embcache.InvalidArgument("get")
+    def __init__(self, claim=None):
+        self._claim = claim
 
-    def put(self, key, tensors, **_):
+    def claim(self, key, **_):
+        if self._claim is None:
+            raise embcache.InvalidArgument("get")
+        return self._claim
+
+
+class BrokenClaim(embcache.Claim):
+    def __init__(self):
+        pass
+
+    def put(self, tensors, **_):
         raise embcache.InvalidArgument("put")
 
+    def abandon(self):
+        pass
 
-def test_no_request_fails_for_what_the_client_raises(caplog):
-    service = encode_server.EncodeService(StubEncoder(), BrokenCache())
+
+@pytest.mark.parametrize("claim, warned", [(None, "get"), (BrokenClaim(), "put")])
+def test_no_request_fails_for_what_the_client_raises(claim, warned, caplog):
+    service = encode_server.EncodeService(StubEncoder(), BrokenCache(claim))
     assert service.handle(picture()).outcome == "miss"
-    assert [record.message.split(":")[0] for record in caplog.records] == ["get", "get", "put"]
+    assert [record.message.split(":")[0] for record in caplog.records] == [warned]
 
 
 def test_requests_for_one_picture_at_a_time_encode_it_once(shared_daemon, make_service):

@@ -15,21 +15,25 @@ The asyncio twin is embcache.aio.Client; embcache.adapters has the interfaces of
 
 from embcache import keys
 from embcache._base import default_socket_dir
-from embcache.client import Client, Reservation
+from embcache.client import Claim, Client, Reservation
 from embcache.cuda import CudaTensorView
 from embcache.dtypes import DType
 from embcache.errors import CacheError, InvalidArgument, Unavailable
-from embcache.hit import Counters, Expect, Hit, ListedEntry, Tier
+from embcache.events import Event, TierOccupancy
+from embcache.hit import Counters, Expect, Found, Hit, ListedEntry, Tier
 from embcache.keys import Key
 from embcache.tensors import TensorSpec, TensorView
 
 __all__ = [
     "CacheError",
+    "Claim",
     "Client",
     "Counters",
     "CudaTensorView",
     "DType",
+    "Event",
     "Expect",
+    "Found",
     "Hit",
     "InvalidArgument",
     "Key",
@@ -38,6 +42,7 @@ __all__ = [
     "TensorSpec",
     "TensorView",
     "Tier",
+    "TierOccupancy",
     "Unavailable",
     "default_socket_dir",
     "keys",

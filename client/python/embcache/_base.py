@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 from embcache import _cuda, cuda
+from embcache._claims import ClaimHold
 from embcache._connection import Connection
 from embcache._operations import Reserved, Specs, commit, put_item
 from embcache._session import Options, Session
@@ -108,6 +109,12 @@ class Base:
             return self._connection.session().limits.max_entry_bytes
         except CacheError:
             return 0
+
+    def _is_current(self, session: Session) -> bool:
+        try:
+            return self._connection.session() is session
+        except CacheError:
+            return False
 
     @property
     def epoch(self) -> bytes:
@@ -234,8 +241,15 @@ class BaseReservation:
     that was refused or an abort the memory belongs to others.
     """
 
-    def __init__(self, client: Base, reserved: Reserved | None, item: pb.PutItem) -> None:
+    def __init__(
+        self,
+        client: Base,
+        reserved: Reserved | None,
+        item: pb.PutItem,
+        claim: BaseClaim | None = None,
+    ) -> None:
         self.stored = False
+        self._claim = claim
         self._client = client
         self._item = item
         self._over = False
@@ -273,6 +287,8 @@ class BaseReservation:
 
     def _committed(self) -> bool:
         self.stored = True
+        if self._claim is not None:
+            self._claim._stored()
         self._pin = None
         self._client._count(puts=1)
         return True
@@ -281,3 +297,41 @@ class BaseReservation:
         self._pin = None
         self._client._failed(error, failed_puts=1)
         return False
+
+
+class BaseClaim:
+    """The right and duty to encode a key that is not in the cache: others wait for it. `put` or a
+    reservation fulfils it; its end (`with`, `abandon`) without that gives it up, and the next one
+    that waits encodes.
+
+    `held` is False when there is nothing to fulfil: no daemon, or somebody else encodes and takes
+    too long. Encode and put all the same.
+    """
+
+    def __init__(self, client: Base, key: Key) -> None:
+        self.key = key
+        self._client = client
+        self._hold: ClaimHold | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._hold is not None and self._hold.id != 0 and self._hold.session.connected
+
+    def _claim_item(self, item: pb.PutItem) -> pb.PutItem:
+        # Another session's would be refused.
+        if self.held and self._hold is not None and self._client._is_current(self._hold.session):
+            item.claim = self._hold.id
+        return item
+
+    def _stored(self) -> None:
+        if self._hold is not None:
+            self._hold.forget()
+        self._leave(True)
+
+    def _leave(self, stored: bool) -> None:
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Gives it up, in the background."""
+        self._hold = None
+        self._leave(False)

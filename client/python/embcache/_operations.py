@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 
 from embcache import _fast, cuda
+from embcache._claims import ClaimHold
 from embcache._pin import Pin, expiry
 from embcache._session import Session, internal_error
 from embcache.errors import CacheError, InvalidArgument, error_of_number
-from embcache.hit import AnyView, Expect, Hit, Tier, make_hit, make_views, now
+from embcache.hit import AnyView, Expect, Found, Hit, Tier, make_hit, make_views, now
 from embcache.keys import Key
 from embcache.tensors import TensorSpec
 from embcache.v1 import embcache_pb2 as pb
@@ -24,6 +25,7 @@ from embcache.v1 import embcache_pb2 as pb
 class Call(NamedTuple):
     method: str
     request: Any
+    wait: float = 0.0  # how long the daemon may keep it waiting
 
 
 class Work(NamedTuple):
@@ -97,15 +99,40 @@ def _read_result(
 
 
 def get(
-    session: Session, key: Key, expect: Expect | Sequence[Expect] | None, place: str = "any"
+    session: Session,
+    key: Key,
+    expect: Expect | Sequence[Expect] | None,
+    place: str = "any",
+    wait: float = 0.0,
 ) -> Operation[Hit | None]:
     request = pb.GetRequest(place=place_of(place))
     _set_item(request.items.add(), key, expect)
+    if wait > 0:
+        request.on_miss = pb.ON_MISS_WAIT
+        request.wait_ms = round(wait * 1000)
 
     def once() -> Operation[Hit | None]:
         asked = now()
-        response = yield Call("Get", request)
+        response = yield Call("Get", request, wait)
         return _read_result(session, key, _only(response.results, "Get"), asked)
+
+    return with_room(session, once)
+
+
+def get_or_claim(
+    session: Session, key: Key, expect: Expect | Sequence[Expect] | None, wait: float
+) -> Operation[Hit | ClaimHold | None]:
+    """None: another session has the claim, and the wait was over."""
+    request = pb.GetRequest(on_miss=pb.ON_MISS_CLAIM, wait_ms=round(wait * 1000))
+    _set_item(request.items.add(), key, expect)
+
+    def once() -> Operation[Hit | ClaimHold | None]:
+        asked = now()
+        response = yield Call("Get", request, wait)
+        result = _only(response.results, "Get")
+        if result.verdict == pb.GetResult.CLAIMED:
+            return ClaimHold(session, result.claim)
+        return _read_result(session, key, result, asked)
 
     return with_room(session, once)
 
@@ -186,6 +213,27 @@ def contains(session: Session, keys: Sequence[Key]) -> Operation[list[Tier | Non
             out.append(Tier(result.tier) if result.present else None)
     if len(out) != len(keys):
         raise internal_error(f"Contains: {len(out)} results for {len(keys)} keys")
+    return out
+
+
+def lookup(session: Session, keys: Sequence[Key]) -> Operation[list[Found]]:
+    out: list[Found] = []
+    most = session.limits.max_batch or max(1, len(keys))
+    for begin in range(0, len(keys), most):
+        part = keys[begin : begin + most]
+        request = pb.ContainsRequest(lease=True)
+        for key in part:
+            set_key(key, request.keys.add())
+        asked = now()
+        response = yield Call("Contains", request)
+        if len(response.results) != len(part):
+            raise internal_error(f"Contains: {len(response.results)} results for {len(part)} keys")
+        for key, result in zip(part, response.results, strict=True):
+            raise_for(result.status)
+            hit = None
+            if result.HasField("hit") and result.hit.verdict == pb.GetResult.HIT:
+                hit = make_hit(session, key, result.hit, asked)
+            out.append(Found(Tier(result.tier) if result.present else None, hit))
     return out
 
 

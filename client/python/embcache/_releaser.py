@@ -31,7 +31,7 @@ _log = logging.getLogger("embcache")
 
 class _Item(NamedTuple):
     session: Session
-    hold: tuple[str, int]  # ("lease" or "reservation", id)
+    hold: tuple[str, int]  # ("lease", "reservation" or "claim", id)
     nbytes: int
 
 
@@ -126,6 +126,8 @@ class Releaser:
         try:
             if kind == "lease":
                 session.call("Release", embcache_pb2.ReleaseRequest(leases=ids))
+            elif kind == "claim":
+                session.call("Abandon", embcache_pb2.AbandonRequest(claims=ids))
             else:
                 session.call("Abort", embcache_pb2.AbortRequest(reservations=ids))
         except CacheError as error:

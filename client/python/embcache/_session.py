@@ -33,8 +33,8 @@ _MAX_DESCRIPTORS = 64
 _MAX_NAME = 64
 
 _METHODS = (
-    "Get Put Reserve Commit Abort Release Share Adopt Contains Delete Pop AdvanceEpoch List Stats "
-    "Ping"
+    "Get Put Reserve Commit Abort Release Share Adopt Abandon Contains Delete Pop AdvanceEpoch List "
+    "Stats Ping"
 ).split()
 
 # As the C++ client has them: what a call to a neighbour process does not need costs a third of its
@@ -79,6 +79,14 @@ def make_stubs(channel: Any) -> dict[str, Any]:
         )
         for method in _METHODS
     }
+
+
+def make_watch(channel: Any) -> Any:
+    return channel.unary_stream(
+        "/embcache.v1.Cache/Watch",
+        request_serializer=embcache_pb2.WatchRequest.SerializeToString,
+        response_deserializer=embcache_pb2.WatchResponse.FromString,
+    )
 
 
 def rpc_error(error: Any) -> CacheError:
@@ -132,6 +140,7 @@ class Session:
                 channel_target(options.directory), options=CHANNEL_OPTIONS
             )
             self._stubs = make_stubs(self.channel)
+            self._waiting_stubs: dict[str, Any] | None = None
             self.call("Ping", embcache_pb2.PingRequest())  # both sockets are the same daemon's
         except BaseException:
             self._goodbye()
@@ -172,20 +181,38 @@ class Session:
 
     # --- Calls ----------------------------------------------------------------------------------
 
-    def call(self, method: str, request: Any) -> Any:
-        """One unary call with the session's token and deadline."""
+    def call(self, method: str, request: Any, wait: float = 0.0) -> Any:
+        """One unary call with the session's token and deadline, which the daemon may keep waiting
+        for `wait` seconds."""
+        stubs = self._waiting() if wait > 0 else self._stubs
         try:
-            return self._stubs[method](
-                request, timeout=self.options.timeout, metadata=self.metadata
+            return stubs[method](
+                request, timeout=self.options.timeout + wait, metadata=self.metadata
             )
         except grpc.RpcError as error:
             raise self.failed(error) from None
+
+    def watch(self, request: Any) -> Any:
+        """A call of Watch, to be iterated over and cancelled."""
+        self._waiting()
+        return make_watch(self.waiting_channel)(request, metadata=self.metadata)
 
     def failed(self, error: Any) -> CacheError:
         """What to raise for a call that ended with `error`."""
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             self.doubt()
         return rpc_error(error)
+
+    def _waiting(self) -> dict[str, Any]:
+        """Of a connection of its own: calls that wait would fill that of the others, which bears
+        only so many at a time."""
+        stubs = self._waiting_stubs
+        if stubs is None:
+            self.waiting_channel = grpc.insecure_channel(
+                channel_target(self.options.directory), options=CHANNEL_OPTIONS
+            )
+            stubs = self._waiting_stubs = make_stubs(self.waiting_channel)
+        return stubs
 
     # --- Pins -----------------------------------------------------------------------------------
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import time
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
 from embcache import _fast
 from embcache import _operations as ops
-from embcache._base import Base, BaseReservation
+from embcache._base import Base, BaseClaim, BaseReservation
+from embcache._claims import AsyncTurns, ClaimHold, Turn
 from embcache._session import (
     CHANNEL_OPTIONS,
     Session,
     channel_target,
     make_stubs,
+    make_watch,
+    rpc_error,
 )
+from embcache.client import split_encoded
 from embcache.errors import CacheError
-from embcache.hit import Expect, Hit, ListedEntry, Tier, listed_entry, to_dict
+from embcache.events import Event, event_of, watch_request
+from embcache.hit import Expect, Found, Hit, ListedEntry, Tier, encoded_hit, listed_entry, to_dict
 from embcache.keys import Key
 from embcache.tensors import TensorSpec
 from embcache.v1 import embcache_pb2 as pb
@@ -27,6 +34,7 @@ from embcache.v1 import embcache_pb2 as pb
 T = TypeVar("T")
 _Hits = list["Hit | None"]
 _Tiers = list["Tier | None"]
+_Found = list[Found]
 
 
 class Client(Base):
@@ -42,15 +50,25 @@ class Client(Base):
         self._stubs: weakref.WeakKeyDictionary[Session, tuple[Any, dict[str, Any]]] = (
             weakref.WeakKeyDictionary()
         )
+        # The same for calls that the daemon may keep waiting; see Session.
+        self._waiting: weakref.WeakKeyDictionary[Session, tuple[Any, dict[str, Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._turns = AsyncTurns()
 
     async def get(
-        self, key: Key, expect: Expect | Sequence[Expect] | None = None, *, place: str = "any"
+        self,
+        key: Key,
+        expect: Expect | Sequence[Expect] | None = None,
+        *,
+        place: str = "any",
+        wait: float = 0.0,
     ) -> Hit | None:
         try:
             session = self._connection.session()
             hit = _fast.get(session, key, expect) if place == "any" else None
             return self._count_get(
-                hit or await self._run(session, ops.get(session, key, expect, place))
+                hit or await self._run(session, ops.get(session, key, expect, place, wait))
             )
         except CacheError as error:
             self._failed(error, misses=1)
@@ -90,6 +108,14 @@ class Client(Base):
             self._failed(error)
             return [None] * len(keys)
 
+    async def lookup(self, keys: Sequence[Key]) -> _Found:
+        try:
+            session = self._connection.session()
+            return await self._run(session, ops.lookup(session, keys))
+        except CacheError as error:
+            self._failed(error)
+            return [Found(None, None)] * len(keys)
+
     async def put(
         self,
         key: Key,
@@ -102,7 +128,9 @@ class Client(Base):
     ) -> bool:
         sources = self._sources(tensors)
         specs = {name: source and source[0] for name, source in sources.items()}
-        item = self._item(key, specs, metadata, encode_cost, ttl)
+        return await self._put(self._item(key, specs, metadata, encode_cost, ttl), sources)
+
+    async def _put(self, item: pb.PutItem, sources: ops.Sources) -> bool:
         try:
             session = self._connection.session()
             put = ops.put_exported if export else ops.put
@@ -124,14 +152,84 @@ class Client(Base):
         place: str = "host",
     ) -> Reservation:
         """async with await client.reserve(...) as entry: ..."""
-        item = self._item(key, tensors, metadata, encode_cost, ttl)
+        return await self._reserve(self._item(key, tensors, metadata, encode_cost, ttl), None)
+
+    async def _reserve(self, item: pb.PutItem, claim: Claim | None) -> Reservation:
         reserved: ops.Reserved | None = None
         try:
             session = self._connection.session()
             reserved = await self._run(session, ops.reserve(session, item, place))
         except CacheError as error:
             self._failed(error, failed_puts=1)
-        return Reservation(self, reserved, item)
+        return Reservation(self, reserved, item, claim)
+
+    async def get_or_encode(
+        self,
+        key: Key,
+        encode: Callable[[], Any],
+        *,
+        metadata: Mapping[str, bytes | str] | None = None,
+        ttl: float | None = None,
+        expect: Expect | Sequence[Expect] | None = None,
+        wait: float = 30.0,
+    ) -> Hit:
+        """`encode` may be an async function; another one runs in a thread of the loop's executor."""
+        found = await self.claim(key, expect=expect, wait=wait)
+        if isinstance(found, Hit):
+            return found
+        async with found as claim:
+            start = time.perf_counter()
+            if inspect.iscoroutinefunction(encode):
+                encoded = await encode()
+            else:
+                encoded = await asyncio.to_thread(encode)
+            tensors, more = split_encoded(encoded)
+            cost = time.perf_counter() - start
+            metadata = {**(metadata or {}), **more}
+            await claim.put(tensors, metadata=metadata, encode_cost=cost, ttl=ttl)
+            return encoded_hit(key, self._sources(tensors), metadata, cost)
+
+    async def claim(
+        self,
+        key: Key,
+        *,
+        expect: Expect | Sequence[Expect] | None = None,
+        wait: float = 30.0,
+    ) -> Hit | Claim:
+        claim = Claim(self, key)
+        deadline = time.monotonic() + wait
+        try:
+            session = self._connection.session()
+            while True:
+                turn = await self._turns.enter(key, claim, deadline)
+                if turn is Turn.LATE:
+                    break
+                left = max(0.0, deadline - time.monotonic())
+                if turn is Turn.STORED:
+                    found: Hit | ClaimHold | None = await self._run(
+                        session, ops.get(session, key, expect)
+                    )
+                    if found is None:
+                        continue
+                else:
+                    found = await self._run(session, ops.get_or_claim(session, key, expect, left))
+                if isinstance(found, Hit):
+                    claim._leave(True)
+                    self._count_get(found)
+                    return found
+                claim._hold = found
+                break
+        except CacheError as error:
+            claim._leave(False)
+            self._failed(error, misses=1)
+            return claim
+        except BaseException:  # cancelled: what the daemon gives all the same is dropped
+            claim._leave(False)
+            raise
+        if claim._hold is None:
+            claim._leave(False)
+        self._count_get(None)
+        return claim
 
     async def delete(self, key: Key) -> bool:
         session = self._connection.session()
@@ -165,12 +263,29 @@ class Client(Base):
         request = pb.StatsRequest(per_model=per_model, latencies=latencies)
         return to_dict(await self._call("Stats", request))
 
+    async def watch(
+        self, model: str = "", *, snapshot: bool = True, after: int = 0, epoch: bytes = b""
+    ) -> AsyncIterator[Event]:
+        session = self._connection.session()
+        channel, _ = self._stubs_of(session, waiting=True)
+        request = watch_request(model, snapshot, after, epoch)
+        call = make_watch(channel)(request, metadata=session.metadata)
+        try:
+            async for response in call:
+                for event in response.events:
+                    yield event_of(event)
+        except grpc.RpcError as error:
+            raise rpc_error(error) from None
+        finally:
+            call.cancel()
+
     async def ping(self) -> None:
         await self._call("Ping", pb.PingRequest())
 
     async def close(self) -> None:
-        channels = [channel for channel, _ in self._stubs.values()]
+        channels = [channel for channel, _ in (*self._stubs.values(), *self._waiting.values())]
         self._stubs.clear()
+        self._waiting.clear()
         for channel in channels:
             await channel.close()
         self._connection.close()
@@ -186,16 +301,23 @@ class Client(Base):
     async def _call(self, method: str, request: Any) -> Any:
         return await self._call_of(self._connection.session(), method, request)
 
-    async def _call_of(self, session: Session, method: str, request: Any) -> Any:
-        stubs = self._stubs.get(session)
+    def _stubs_of(self, session: Session, waiting: bool) -> tuple[Any, dict[str, Any]]:
+        of_session = self._waiting if waiting else self._stubs
+        stubs = of_session.get(session)
         if stubs is None:
             channel = grpc.aio.insecure_channel(
                 channel_target(session.options.directory), options=CHANNEL_OPTIONS
             )
-            stubs = self._stubs[session] = (channel, make_stubs(channel))
+            stubs = of_session[session] = (channel, make_stubs(channel))
+        return stubs
+
+    async def _call_of(
+        self, session: Session, method: str, request: Any, wait: float = 0.0
+    ) -> Any:
+        _, stubs = self._stubs_of(session, waiting=wait > 0)
         try:
-            return await stubs[1][method](
-                request, timeout=session.options.timeout, metadata=session.metadata
+            return await stubs[method](
+                request, timeout=session.options.timeout + wait, metadata=session.metadata
             )
         except grpc.RpcError as error:
             raise session.failed(error) from None
@@ -209,7 +331,7 @@ class Client(Base):
             while True:
                 try:
                     if isinstance(step, ops.Call):
-                        answer = await self._call_of(session, step.method, step.request)
+                        answer = await self._call_of(session, step.method, step.request, step.wait)
                     else:
                         answer = await asyncio.to_thread(step.run)
                 except CacheError as error:
@@ -262,3 +384,45 @@ class Reservation(BaseReservation):
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._over:
             await (self.commit() if kind is None else self.abort())
+
+
+class Claim(BaseClaim):
+    __doc__ = BaseClaim.__doc__
+
+    _client: Client
+
+    async def put(
+        self,
+        tensors: Any,
+        *,
+        metadata: Mapping[str, bytes | str] | None = None,
+        encode_cost: float = 0.0,
+        ttl: float | None = None,
+    ) -> bool:
+        sources = self._client._sources(tensors)
+        specs = {name: source and source[0] for name, source in sources.items()}
+        item = self._client._item(self.key, specs, metadata, encode_cost, ttl)
+        stored = await self._client._put(self._claim_item(item), sources)
+        if stored:
+            self._stored()
+        return stored
+
+    async def reserve(
+        self,
+        tensors: Mapping[str, TensorSpec | None],
+        *,
+        metadata: Mapping[str, bytes | str] | None = None,
+        encode_cost: float = 0.0,
+        ttl: float | None = None,
+    ) -> Reservation:
+        item = self._client._item(self.key, tensors, metadata, encode_cost, ttl)
+        return await self._client._reserve(self._claim_item(item), self)
+
+    def _leave(self, stored: bool) -> None:
+        self._client._turns.leave(self.key, self, stored)
+
+    async def __aenter__(self) -> Claim:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.abandon()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
+
+import grpc
 
 from embcache import _fast
 from embcache import _operations as ops
-from embcache._base import Base, BaseReservation
-from embcache._session import Session
+from embcache._base import Base, BaseClaim, BaseReservation
+from embcache._claims import ClaimHold, Turn, Turns
+from embcache._session import Session, rpc_error
 from embcache.errors import CacheError
-from embcache.hit import Expect, Hit, ListedEntry, Tier, listed_entry, to_dict
+from embcache.events import Event, event_of, watch_request
+from embcache.hit import Expect, Found, Hit, ListedEntry, Tier, encoded_hit, listed_entry, to_dict
 from embcache.keys import Key
 from embcache.tensors import TensorSpec
 from embcache.v1 import embcache_pb2 as pb
@@ -18,6 +23,7 @@ from embcache.v1 import embcache_pb2 as pb
 T = TypeVar("T")
 _Hits = list["Hit | None"]
 _Tiers = list["Tier | None"]
+_Found = list[Found]
 
 
 def _run(session: Session, operation: ops.Operation[T]) -> T:
@@ -26,7 +32,7 @@ def _run(session: Session, operation: ops.Operation[T]) -> T:
         while True:
             try:
                 if isinstance(step, ops.Call):
-                    answer = session.call(step.method, step.request)
+                    answer = session.call(step.method, step.request, step.wait)
                 else:
                     answer = step.run()
             except CacheError as error:
@@ -53,16 +59,27 @@ class Client(Base):
     Thread-safe. Does not survive a fork: make one in each process.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._turns = Turns()
+
     # --- Reading --------------------------------------------------------------------------------
 
     def get(
-        self, key: Key, expect: Expect | Sequence[Expect] | None = None, *, place: str = "any"
+        self,
+        key: Key,
+        expect: Expect | Sequence[Expect] | None = None,
+        *,
+        place: str = "any",
+        wait: float = 0.0,
     ) -> Hit | None:
-        """None is a miss. With `device_memory`, place="host" asks for bytes that the CPU can read."""
+        """None is a miss. With `device_memory`, place="host" asks for bytes that the CPU can read.
+        With `wait`, a missing key is waited for so many seconds: for those that cannot encode it
+        themselves."""
         try:
             session = self._connection.session()
             hit = _fast.get(session, key, expect) if place == "any" else None
-            return self._count_get(hit or _run(session, ops.get(session, key, expect, place)))
+            return self._count_get(hit or _run(session, ops.get(session, key, expect, place, wait)))
         except CacheError as error:
             self._failed(error, misses=1)
             return None
@@ -104,6 +121,17 @@ class Client(Base):
             self._failed(error)
             return [None] * len(keys)
 
+    def lookup(self, keys: Sequence[Key]) -> _Found:
+        """What is there, as a promise: keys in memory are leased where they are, with their tensors'
+        types and shapes and their metadata; no bytes are touched, and no hit or miss is counted. For
+        schedulers, which hand the hits on with `share`."""
+        try:
+            session = self._connection.session()
+            return _run(session, ops.lookup(session, keys))
+        except CacheError as error:
+            self._failed(error)
+            return [Found(None, None)] * len(keys)
+
     # --- Writing --------------------------------------------------------------------------------
 
     def put(
@@ -125,7 +153,9 @@ class Client(Base):
         False: not stored (with `strict` this raises)."""
         sources = self._sources(tensors)
         specs = {name: source and source[0] for name, source in sources.items()}
-        item = self._item(key, specs, metadata, encode_cost, ttl)
+        return self._put(self._item(key, specs, metadata, encode_cost, ttl), sources)
+
+    def _put(self, item: pb.PutItem, sources: ops.Sources) -> bool:
         try:
             session = self._connection.session()
             put = ops.put_exported if export else ops.put
@@ -154,14 +184,90 @@ class Client(Base):
 
         The end of the block commits, an exception aborts.
         """
-        item = self._item(key, tensors, metadata, encode_cost, ttl)
+        return self._reserve(self._item(key, tensors, metadata, encode_cost, ttl), None)
+
+    def _reserve(self, item: pb.PutItem, claim: Claim | None) -> Reservation:
         reserved: ops.Reserved | None = None
         try:
             session = self._connection.session()
             reserved = _run(session, ops.reserve(session, item, place))
         except CacheError as error:
             self._failed(error, failed_puts=1)
-        return Reservation(self, reserved, item)
+        return Reservation(self, reserved, item, claim)
+
+    # --- Encoding once --------------------------------------------------------------------------
+
+    def get_or_encode(
+        self,
+        key: Key,
+        encode: Callable[[], Any],
+        *,
+        metadata: Mapping[str, bytes | str] | None = None,
+        ttl: float | None = None,
+        expect: Expect | Sequence[Expect] | None = None,
+        wait: float = 30.0,
+    ) -> Hit:
+        """The entry, or what `encode()` gives: tensors as `put` takes them, or a pair of these and
+        metadata. However many ask for a missing key, in whatever process, one of them encodes and
+        stores it and the others wait, each for at most `wait` seconds.
+
+        The Hit of what was encoded here is a view of the encoder's arrays; its tier is UNKNOWN."""
+        found = self.claim(key, expect=expect, wait=wait)
+        if isinstance(found, Hit):
+            return found
+        with found as claim:
+            start = time.perf_counter()
+            tensors, more = split_encoded(encode())
+            cost = time.perf_counter() - start
+            metadata = {**(metadata or {}), **more}
+            claim.put(tensors, metadata=metadata, encode_cost=cost, ttl=ttl)
+            return encoded_hit(key, self._sources(tensors), metadata, cost)
+
+    def claim(
+        self,
+        key: Key,
+        *,
+        expect: Expect | Sequence[Expect] | None = None,
+        wait: float = 30.0,
+    ) -> Hit | Claim:
+        """A hit, at once or after another one's encode; else a Claim, with which to encode:
+
+        found = client.claim(key)
+        if isinstance(found, Claim):
+            with found as claim:
+                claim.put(encode(image))
+        """
+        claim = Claim(self, key)
+        deadline = time.monotonic() + wait
+        try:
+            session = self._connection.session()
+            while True:
+                turn = self._turns.enter(key, claim, deadline)
+                if turn is Turn.LATE:
+                    break
+                left = max(0.0, deadline - time.monotonic())
+                if turn is Turn.STORED:
+                    found: Hit | ClaimHold | None = _run(session, ops.get(session, key, expect))
+                    if found is None:
+                        continue
+                else:
+                    found = _run(session, ops.get_or_claim(session, key, expect, left))
+                if isinstance(found, Hit):
+                    claim._leave(True)
+                    self._count_get(found)
+                    return found
+                claim._hold = found
+                break
+        except CacheError as error:
+            claim._leave(False)
+            self._failed(error, misses=1)
+            return claim
+        if claim._hold is None:
+            claim._leave(False)
+        self._count_get(None)
+        return claim
+
+    # --- Removing -------------------------------------------------------------------------------
 
     def delete(self, key: Key) -> bool:
         """Removes the entry from every tier; whether there was one. Hits held stay readable."""
@@ -207,6 +313,23 @@ class Client(Base):
         """The daemon's counters, with the field names of StatsResponse in embcache.proto."""
         request = pb.StatsRequest(per_model=per_model, latencies=latencies)
         return to_dict(self._connection.session().call("Stats", request))
+
+    def watch(
+        self, model: str = "", *, snapshot: bool = True, after: int = 0, epoch: bytes = b""
+    ) -> Iterator[Event]:
+        """What is there (a snapshot), then what happens, as it happens, for as long as it is
+        iterated over; of one model or of all. `after`, the sequence of the last event seen, and the
+        daemon's `epoch` of that time go on where an earlier watch stopped, if that is still known.
+        Raises CacheError when the daemon goes away."""
+        call = self._connection.session().watch(watch_request(model, snapshot, after, epoch))
+        try:
+            for response in call:
+                for event in response.events:
+                    yield event_of(event)
+        except grpc.RpcError as error:
+            raise rpc_error(error) from None
+        finally:
+            call.cancel()
 
     def ping(self) -> None:
         """An empty call. CacheError when the daemon does not answer, or knows no such session."""
@@ -256,3 +379,54 @@ class Reservation(BaseReservation):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._over:
             self.commit() if kind is None else self.abort()
+
+
+def split_encoded(encoded: Any) -> tuple[Any, Mapping[str, bytes | str]]:
+    """What an encode function gives: tensors, or a pair of tensors and metadata."""
+    if isinstance(encoded, tuple) and len(encoded) == 2 and isinstance(encoded[1], Mapping):
+        return encoded[0], encoded[1]
+    return encoded, {}
+
+
+class Claim(BaseClaim):
+    __doc__ = BaseClaim.__doc__
+
+    _client: Client
+
+    def put(
+        self,
+        tensors: Any,
+        *,
+        metadata: Mapping[str, bytes | str] | None = None,
+        encode_cost: float = 0.0,
+        ttl: float | None = None,
+    ) -> bool:
+        """As Client.put of the claimed key."""
+        sources = self._client._sources(tensors)
+        specs = {name: source and source[0] for name, source in sources.items()}
+        item = self._client._item(self.key, specs, metadata, encode_cost, ttl)
+        stored = self._client._put(self._claim_item(item), sources)
+        if stored:
+            self._stored()
+        return stored
+
+    def reserve(
+        self,
+        tensors: Mapping[str, TensorSpec | None],
+        *,
+        metadata: Mapping[str, bytes | str] | None = None,
+        encode_cost: float = 0.0,
+        ttl: float | None = None,
+    ) -> Reservation:
+        """As Client.reserve of the claimed key; its commit fulfils the claim."""
+        item = self._client._item(self.key, tensors, metadata, encode_cost, ttl)
+        return self._client._reserve(self._claim_item(item), self)
+
+    def _leave(self, stored: bool) -> None:
+        self._client._turns.leave(self.key, self, stored)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()

@@ -6,7 +6,9 @@ import dataclasses
 import enum
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from embcache._pin import Pin, expiry
 from embcache._session import Session, internal_error
@@ -39,6 +41,13 @@ class Expect:
     shape: tuple[int, ...] = ()
     rows: int = 0  # the first dimension
     nbytes: int = 0
+
+
+class Found(NamedTuple):
+    """What `lookup` says of a key."""
+
+    tier: Tier | None  # the fastest that has it; None: nobody has
+    hit: Hit | None  # leased where it is; None: on the SSD only, on its way, or over the quota
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +91,21 @@ class Hit:
     )
 
     def __init__(
-        self, pin: Pin, key: Key, tensors: Mapping[str, AnyView | None], generation: int
+        self, pin: Pin | None, key: Key, tensors: Mapping[str, AnyView | None], generation: int
     ) -> None:
         self._pin: Pin | None = pin
         self.key = key
         self.tensors = tensors
         self.generation = generation  # which put of the key this is
-        self.nbytes = pin.nbytes  # of the entry, with padding between tensors
+        # Of the entry, with padding between tensors.
+        self.nbytes = (
+            pin.nbytes
+            if pin is not None
+            else sum(view.nbytes for view in tensors.values() if view is not None)
+        )
         self.metadata: dict[str, bytes] = {}
         self.encode_cost = 0.0  # seconds
-        self.tier = Tier.L1  # where it was found
+        self.tier = Tier.L1  # where it was found; UNKNOWN: encoded just now (get_or_encode)
 
     def __getitem__(self, name: str) -> AnyView:
         """The tensor `name`; KeyError when there is none or it is absent."""
@@ -156,6 +170,30 @@ def make_hit(session: Session, key: Key | None, result: pb.GetResult, asked: flo
     hit.metadata = dict(entry.metadata)
     hit.encode_cost = entry.encode_cost_us / 1e6
     hit.tier = Tier(result.source)
+    return hit
+
+
+def encoded_hit(
+    key: Key,
+    sources: Mapping[str, tuple[TensorSpec, np.ndarray[Any, Any]] | None],
+    metadata: Mapping[str, bytes | str],
+    encode_cost: float,
+) -> Hit:
+    """Of what was encoded in this process: in its own memory, and no lease on anything."""
+    views: dict[str, TensorView | None] = {}
+    for name, source in sources.items():
+        if source is None:
+            views[name] = None
+            continue
+        array = np.ascontiguousarray(source[1])
+        views[name] = TensorView(source[0], array, array.ctypes.data, True)
+    hit = Hit(None, key, views, 0)
+    hit.metadata = {
+        name: value.encode() if isinstance(value, str) else value
+        for name, value in metadata.items()
+    }
+    hit.encode_cost = encode_cost
+    hit.tier = Tier.UNKNOWN
     return hit
 
 

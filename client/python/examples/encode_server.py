@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import hashlib
 import json
 import logging
@@ -35,6 +36,8 @@ import embcache
 MAX_BODY = 64 << 20
 # An encode takes tens of milliseconds: waiting longer for the cache would be worse than a miss.
 CACHE_TIMEOUT = 0.5
+# For another request's, or another server's, encode of the same picture; they queue for the encoder.
+ENCODE_WAIT = 5.0
 
 Pixels = NDArray[np.uint8]
 Features = dict[str, NDArray[Any]]
@@ -137,16 +140,16 @@ class EncodeService:
         if self._cache is None or key is None:
             with self._encoding:
                 return self._encode(pixels)
-        found = self._get(self._cache, key)
-        if found is not None:
+        # However many ask for a new picture, here and in other servers: one of them encodes it.
+        found = self._get_or_claim(self._cache, key)
+        if isinstance(found, _Found):
             return found
-        with self._encoding:
-            # Look again: whoever had the encoder in between may have had it for the same picture.
-            found = self._get(self._cache, key)
-            if found is None:
-                found = self._encode(pixels)
-                self._put(self._cache, key, found)
-            return found
+        with contextlib.nullcontext() if found is None else found:
+            with self._encoding:
+                encoded = self._encode(pixels)
+            if found is not None:
+                self._put(found, encoded)
+            return encoded
 
     def _encode(self, pixels: Pixels) -> _Found:
         start = time.perf_counter()
@@ -157,21 +160,21 @@ class EncodeService:
     # it raises nevertheless (no permission, say) must not fail a request either.
 
     @staticmethod
-    def _get(cache: embcache.Client, key: embcache.Key) -> _Found | None:
+    def _get_or_claim(cache: embcache.Client, key: embcache.Key) -> _Found | embcache.Claim | None:
         try:
-            hit = cache.get(key)
+            hit = cache.claim(key, wait=ENCODE_WAIT)
         except embcache.CacheError as error:
             _log.warning("get: %s", error)
             return None
-        if hit is None:
-            return None
+        if isinstance(hit, embcache.Claim):
+            return hit
         features = {name: view.numpy() for name, view in hit.tensors.items() if view is not None}
         return _Found(features, hit.encode_cost * 1e3, hit.tier.name)
 
     @staticmethod
-    def _put(cache: embcache.Client, key: embcache.Key, found: _Found) -> None:
+    def _put(claim: embcache.Claim, found: _Found) -> None:
         try:
-            cache.put(key, found.features, encode_cost=found.encode_ms / 1e3)
+            claim.put(found.features, encode_cost=found.encode_ms / 1e3)
         except embcache.CacheError as error:
             _log.warning("put: %s", error)
 

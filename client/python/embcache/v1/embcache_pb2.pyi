@@ -231,6 +231,7 @@ class Event(_message.Message):
     MOVED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_DAMAGED: Event.RemoveReason
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_LOST: Event.RemoveReason
     REMOVED_MISMATCH: Event.RemoveReason
     REMOVE_REASON_UNSPECIFIED: Event.RemoveReason
     REPLACED: Event.RemoveReason

@@ -1,0 +1,287 @@
+"""Claims, and events, from Python: threads, tasks and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import embcache
+from conftest import Daemon, array, until
+from embcache import aio
+
+
+def waits(client: embcache.Client) -> int:
+    return int(client.stats()["claim_waits"])
+
+
+def test_threads_of_one_client_encode_once(client: embcache.Client, key: embcache.Key) -> None:
+    encodes = []
+
+    def encode() -> dict[str, np.ndarray]:
+        encodes.append(1)
+        time.sleep(0.05)
+        return {"data": array(4, 8)}
+
+    hits: list[embcache.Hit] = []
+    threads = [
+        threading.Thread(target=lambda: hits.append(client.get_or_encode(key, encode)))
+        for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(encodes) == 1
+    assert len(hits) == 20
+    for hit in hits:
+        np.testing.assert_array_equal(hit["data"].numpy(), array(4, 8))
+    assert sum(hit.tier is embcache.Tier.UNKNOWN for hit in hits) == 1
+
+
+def test_tasks_of_one_client_encode_once(shared_daemon: Daemon, key: embcache.Key) -> None:
+    encodes = []
+
+    async def encode() -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        encodes.append(1)
+        await asyncio.sleep(0.05)
+        return {"data": array(4, 8)}, {"grid": "1,2,3"}
+
+    async def run() -> list[embcache.Hit]:
+        async with aio.Client(shared_daemon.directory, strict=True) as client:
+            return await asyncio.gather(*(client.get_or_encode(key, encode) for _ in range(100)))
+
+    hits = asyncio.run(run())
+    assert len(encodes) == 1
+    assert all(hit.metadata["grid"] == b"1,2,3" for hit in hits)
+
+
+def test_clients_encode_once_across_threads_and_asyncio(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    go_on = threading.Event()
+    before = waits(client)
+
+    def encode() -> np.ndarray:
+        assert go_on.wait(30)
+        return array(3)
+
+    async def wait_for_it() -> embcache.Hit:
+        async with aio.Client(shared_daemon.directory, strict=True) as other:
+            return await other.get_or_encode(key, lambda: pytest.fail("encoded twice"))
+
+    hits: list[embcache.Hit] = []
+    encoder = threading.Thread(target=lambda: hits.append(client.get_or_encode(key, encode)))
+    encoder.start()
+    until(lambda: client.stats()["claims"] >= 1)
+    waiter = threading.Thread(target=lambda: hits.append(asyncio.run(wait_for_it())))
+    waiter.start()
+    until(lambda: waits(client) > before)
+    go_on.set()
+    encoder.join()
+    waiter.join()
+    assert len(hits) == 2
+
+
+def test_an_encode_that_fails_hands_the_claim_on(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        client.get_or_encode(key, fail)
+    with embcache.Client(shared_daemon.directory, strict=True) as other:
+        hit = other.get_or_encode(key, lambda: array(3))
+    assert hit.tier is embcache.Tier.UNKNOWN
+
+
+def test_a_claim_that_is_dropped_is_given_up(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    claim = client.claim(key)
+    assert isinstance(claim, embcache.Claim) and claim.held
+    del claim
+    with embcache.Client(shared_daemon.directory, strict=True) as other:
+        found = other.claim(key, wait=30)
+        assert isinstance(found, embcache.Claim) and found.held
+        with found as claim:
+            assert claim.put(array(3))
+    hit = client.claim(key)
+    assert isinstance(hit, embcache.Hit)
+
+
+def test_a_reservation_fulfils_a_claim(client: embcache.Client, key: embcache.Key) -> None:
+    found = client.claim(key)
+    assert isinstance(found, embcache.Claim)
+    with found as claim:
+        with claim.reserve({"data": embcache.TensorSpec("float32", (4,))}) as entry:
+            entry["data"].numpy()[:] = 7
+        assert entry.stored and not claim.held
+    hit = client.get(key)
+    assert hit is not None and hit["data"].numpy().tolist() == [7, 7, 7, 7]
+
+
+def test_who_waits_too_long_may_encode_all_the_same(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    claim = client.claim(key)
+    assert isinstance(claim, embcache.Claim)
+    with embcache.Client(shared_daemon.directory, strict=True) as other:
+        late = other.claim(key, wait=0.02)
+        assert isinstance(late, embcache.Claim) and not late.held
+        assert late.put(array(3))
+    assert client.get(key) is not None
+    claim.abandon()
+
+
+def test_a_reader_waits_for_a_value(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    before = waits(client)
+    with embcache.Client(shared_daemon.directory, role="reader", strict=True) as reader:
+        hits: list[embcache.Hit | None] = []
+        thread = threading.Thread(target=lambda: hits.append(reader.get(key, wait=30)))
+        thread.start()
+        until(lambda: waits(client) > before)
+        client.put(key, array(3))
+        thread.join()
+        assert hits[0] is not None
+        assert reader.get(embcache.Key("m", b"nothing there"), wait=0.02) is None
+        with pytest.raises(embcache.CacheError):
+            reader.claim(key)
+
+
+def test_a_cancelled_task_leaves_no_claim(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    holder = client.claim(key)
+    assert isinstance(holder, embcache.Claim)
+    before = waits(client)
+
+    async def run() -> None:
+        async with aio.Client(shared_daemon.directory, strict=True) as other:
+            task = asyncio.ensure_future(other.claim(key, wait=30))
+            while waits(client) == before:
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            holder.abandon()
+            # The claim that came for the cancelled task is given back.
+            again = await other.claim(key, wait=30)
+            assert isinstance(again, aio.Claim) and again.held
+            again.abandon()
+
+    asyncio.run(run())
+
+
+def test_a_killed_claimer_wakes_the_next(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    program = (
+        "import embcache, sys, time\n"
+        "client = embcache.Client(sys.argv[1], strict=True)\n"
+        "claim = client.claim(embcache.Key('m', bytes.fromhex(sys.argv[2])))\n"
+        "print(claim.held, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    claimer = subprocess.Popen(
+        [sys.executable, "-c", program, shared_daemon.directory, key.content_hash.hex()],
+        stdout=subprocess.PIPE,
+    )
+    assert claimer.stdout is not None and claimer.stdout.readline() == b"True\n"
+    before = waits(client)
+    found: list[embcache.Hit | embcache.Claim] = []
+    waiter = threading.Thread(target=lambda: found.append(client.claim(key, wait=30)))
+    waiter.start()
+    until(lambda: waits(client) > before)
+    claimer.kill()
+    claimer.wait()
+    claimer.stdout.close()
+    waiter.join(20)
+    assert isinstance(found[0], embcache.Claim) and found[0].held
+    found[0].abandon()
+
+
+def test_without_a_daemon_everybody_encodes(key: embcache.Key) -> None:
+    client = embcache.Client("/nonexistent/embcache")
+    hit = client.get_or_encode(key, lambda: {"data": array(3), "none": None}, metadata={"a": "b"})
+    np.testing.assert_array_equal(hit["data"].numpy(), array(3))
+    assert hit.tensors["none"] is None and hit.metadata == {"a": b"b"} and not hit.valid
+    client.close()
+
+
+def test_events(client: embcache.Client, key: embcache.Key) -> None:
+    client.put(key, array(3))
+    events = client.watch(key.model)
+    first = next(events)
+    assert first.kind == "snapshot_begin" and first.epoch == client.epoch
+    assert first.tiers[0].tier is embcache.Tier.L1 and first.tiers[0].capacity > 0
+    there = []
+    for event in events:
+        if event.kind == "snapshot_end":
+            break
+        there.append(event.key)
+    assert key in there
+    client.delete(key)
+    event = next(events)
+    assert (event.kind, event.key, event.reason) == ("removed", key, "deleted")
+    events.close()
+    client.put(key, array(3))
+    again = client.watch(after=event.sequence, epoch=client.epoch)
+    stored = next(again)
+    assert (stored.kind, stored.key, stored.sequence) == ("stored", key, event.sequence + 1)
+    again.close()
+
+
+def test_events_with_asyncio(shared_daemon: Daemon, key: embcache.Key) -> None:
+    async def run() -> embcache.Event:
+        async with aio.Client(shared_daemon.directory, strict=True) as client:
+            events = client.watch(snapshot=False)
+            task = asyncio.ensure_future(anext(events))
+            # A watch without a snapshot tells nothing of when it begins.
+            while not task.done():
+                await client.put(key, array(3))
+                await asyncio.sleep(0.01)
+            event = await task
+            await events.aclose()
+            return event
+
+    event = asyncio.run(run())
+    assert event.kind == "stored" and event.key == key
+
+
+def test_lookup_is_a_promise_that_outlives_the_scheduler(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    client.put(key, {"features": array(4, 8)}, metadata={"grid": "1,2"})
+    absent = embcache.Key("m", b"nobody has it")
+    before = client.stats()
+    scheduler = embcache.Client(shared_daemon.directory, strict=True, name="scheduler")
+    there, nowhere = scheduler.lookup([key, absent])
+    assert there.tier is embcache.Tier.L1 and there.hit is not None
+    assert there.hit["features"].shape == (4, 8) and there.hit.metadata["grid"] == b"1,2"
+    assert nowhere == (None, None)
+    after = client.stats()
+    assert (after["gets"], after["hits"]) == (before["gets"], before["hits"])
+    token = scheduler.share([there.hit])
+    adopted = [
+        embcache.Client(shared_daemon.directory, strict=True, name=f"rank-{rank}")
+        for rank in range(3)
+    ]
+    hits = [rank.adopt(token)[0] for rank in adopted]
+    del there
+    scheduler.close()
+    client.delete(key)
+    for hit in hits:
+        assert hit.valid
+        np.testing.assert_array_equal(hit["features"].numpy(), array(4, 8))
+    del hits
+    for rank in adopted:
+        rank.close()
