@@ -8,7 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "spdlog/spdlog.h"
+#include "server/logging.h"
 
 namespace embcache {
 namespace {
@@ -89,26 +89,11 @@ void AdminService::Drain(const CallContext& context, const v1::DrainRequest& req
 void AdminService::SetLogLevel(const CallContext& context, const v1::SetLogLevelRequest& request,
                                v1::SetLogLevelResponse* response, Done done) {
   if (absl::Status allowed = RequireAdmin(context); !allowed.ok()) return done(std::move(allowed));
-  struct Level {
-    absl::string_view name;
-    spdlog::level::level_enum level;
-  };
-  static constexpr Level kLevels[] = {
-      {"trace", spdlog::level::trace}, {"debug", spdlog::level::debug},
-      {"info", spdlog::level::info},   {"warn", spdlog::level::warn},
-      {"error", spdlog::level::err},   {"off", spdlog::level::off},
-  };
-  for (const Level& level : kLevels) {
-    if (level.name != request.level()) continue;
-    for (const Level& before : kLevels) {
-      if (before.level == spdlog::get_level()) {
-        response->set_previous(before.name.data(), before.name.size());
-      }
-    }
-    spdlog::set_level(level.level);
-    return done(absl::OkStatus());
+  if (!CheckLogLevel(request.level()).ok()) {
+    return done(
+        absl::InvalidArgumentError("level: must be trace, debug, info, warn, error or off"));
   }
-  done(absl::InvalidArgumentError("level: must be trace, debug, info, warn, error or off"));
+  done(embcache::SetLogLevel(request.level(), response->mutable_previous()));
 }
 
 void AdminService::VerifyL3(const CallContext& context, const v1::VerifyL3Request& request,

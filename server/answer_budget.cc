@@ -1,7 +1,5 @@
 #include "server/answer_budget.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 
 namespace embcache {

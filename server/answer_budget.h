@@ -10,6 +10,7 @@
 #ifndef EMBCACHE_SERVER_ANSWER_BUDGET_H_
 #define EMBCACHE_SERVER_ANSWER_BUDGET_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -38,7 +39,7 @@ class AnswerBudget {
       : limits_(limits), cut_(std::move(cut)) {}
 
   // Whether Admit could refuse anybody: what a call pays in the usual case.
-  bool crowded() const { return unread_.load(std::memory_order_relaxed) >= limits_.per_connection; }
+  bool crowded() const { return unread() >= std::min(limits_.per_connection, limits_.total); }
   // RESOURCE_EXHAUSTED: a call of `peer` is not to be handled now.
   absl::Status Admit(const std::string& peer) const;
 

@@ -18,10 +18,8 @@ absl::string_view OperationName(Operation operation) {
 }
 
 CacheService::CacheService(CacheServiceDeps deps)
-    : deps_(std::move(deps)),
-      started_(deps_.clock->MonotonicNow()),
-      segments_(deps_.cache->Segments()) {
-  for (const TieredCache::SegmentInfo& segment : segments_) {
+    : deps_(std::move(deps)), started_(deps_.clock->MonotonicNow()) {
+  for (const TieredCache::SegmentInfo& segment : deps_.cache->Segments()) {
     const char* data = segment.memory->host_data();
     if (data != nullptr) host_data_[segment.id] = data;
   }
@@ -81,8 +79,39 @@ absl::Status CacheService::CheckBatch(absl::string_view field, int size) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Place> CacheService::PlaceFor(const CallContext& context, v1::Place place) const {
+  const bool on_device = deps_.cache->l1_on_device();
+  const bool sees_device =
+      on_device && context.session.has_value() && deps_.registry->SeesDevice(*context.session);
+  switch (place) {
+    case v1::PLACE_ANY:
+      return on_device && context.session.has_value() && !sees_device ? Place::kHost : Place::kAny;
+    case v1::PLACE_HOST:
+      return on_device ? Place::kHost : Place::kAny;
+    case v1::PLACE_DEVICE:
+      if (!on_device) {
+        return absl::FailedPreconditionError("place: DEVICE, but L1 is host memory here");
+      }
+      if (context.session.has_value() && !sees_device) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "place: DEVICE, but this session's Hello did not name the daemon's device, ",
+            deps_.device->uuid()));
+      }
+      return Place::kDevice;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("place: ", static_cast<int>(place), " is unknown"));
+  }
+}
+
+bool CacheService::CanUse(const CallContext& context, const Location& location) const {
+  if (!deps_.cache->l1_on_device() || location.tier != TierId::kL1) return true;
+  return context.session.has_value() && deps_.registry->SeesDevice(*context.session) &&
+         deps_.cache->TierUsable(TierId::kL1);
+}
+
 uint64_t CacheService::FillHit(const CallContext& context, ReadHandle handle, TierId source,
-                               uint64_t inline_limit, v1::GetResult* result) {
+                               uint64_t inline_limit, std::string staged, v1::GetResult* result) {
   const EntryInfo& info = *handle.info();
   const Location& location = handle.location();
   result->set_verdict(v1::GetResult::HIT);
@@ -94,7 +123,10 @@ uint64_t CacheService::FillHit(const CallContext& context, ReadHandle handle, Ti
   uint64_t inlined = 0;
   if (info.payload_bytes() <= inline_limit) {
     const auto data = host_data_.find(location.segment);
-    if (data != host_data_.end()) {
+    if (!staged.empty()) {
+      inlined = staged.size();
+      result->set_inline_(std::move(staged));
+    } else if (data != host_data_.end()) {
       inlined = info.payload_bytes();
       result->set_inline_(data->second + location.offset, inlined);
     }
@@ -118,14 +150,16 @@ uint64_t CacheService::FillHit(const CallContext& context, ReadHandle handle, Ti
 // inline bytes of an answer do not depend on which lookup had to wait.
 class CacheService::GetCall final : public BatchCall {
  public:
-  GetCall(CacheService* service, const CallContext& context, const v1::GetRequest& request,
-          v1::GetResponse* response, LatencyTimer timer, Done done)
+  GetCall(CacheService* service, const CallContext& context, Place place,
+          const v1::GetRequest& request, v1::GetResponse* response, LatencyTimer timer, Done done)
       : BatchCall(std::move(timer), std::move(done)),
         service_(service),
         context_(context),
+        place_(place),
         request_(request),
         response_(response),
-        found_(static_cast<size_t>(request.items_size())) {}
+        found_(static_cast<size_t>(request.items_size())),
+        staged_(static_cast<size_t>(request.items_size())) {}
 
   void StartItem(int i) {
     const v1::GetItem& item = request_.items(i);
@@ -134,21 +168,41 @@ class CacheService::GetCall final : public BatchCall {
     auto expect = ExpectationsFromProto(item.expect());
     if (!expect.ok()) return Found(i, InField("items", i, "", expect.status()));
     service_->deps_.cache->Lookup(
-        *key, *std::move(expect),
+        *key, *std::move(expect), place_,
         [this, i](absl::StatusOr<LookupResult> result) { Found(i, std::move(result)); });
   }
 
  private:
   void Found(int i, absl::StatusOr<LookupResult> result) {
-    found_[static_cast<size_t>(i)] = std::move(result);
+    absl::StatusOr<LookupResult>& found = found_[static_cast<size_t>(i)];
+    found = std::move(result);
+    if (found.ok() && found->hit() && NeedsStaging(found->handle)) {
+      std::string& bytes = staged_[static_cast<size_t>(i)];
+      bytes.resize(found->handle.info()->payload_bytes());
+      service_->deps_.cache->ReadPinned(found->handle, bytes.data(),
+                                        [this, &found](absl::Status read) {
+                                          if (!read.ok()) found = std::move(read);
+                                          ItemDone();
+                                        });
+      return;
+    }
     ItemDone();
+  }
+
+  // Whether the entry is to be inlined but the CPU cannot read it. What one call reads this way is
+  // bounded like what it answers, and comes in whatever order the lookups end.
+  bool NeedsStaging(const ReadHandle& handle) {
+    const uint64_t bytes = handle.info()->payload_bytes();
+    if (bytes > request_.inline_limit() || service_->IsReadable(handle.location())) return false;
+    return staged_bytes_.fetch_add(bytes) + bytes <= service_->deps_.limits.inline_limit;
   }
 
   void AllDone() override {
     const uint64_t per_value = request_.inline_limit();
     uint64_t answer_left = per_value == 0 ? 0 : service_->deps_.limits.inline_limit;
     response_->mutable_results()->Reserve(static_cast<int>(found_.size()));
-    for (absl::StatusOr<LookupResult>& found : found_) {
+    for (size_t i = 0; i < found_.size(); ++i) {
+      absl::StatusOr<LookupResult>& found = found_[i];
       v1::GetResult* result = response_->add_results();
       if (!found.ok()) {
         result->set_verdict(v1::GetResult::ERROR);
@@ -157,8 +211,9 @@ class CacheService::GetCall final : public BatchCall {
         result->set_verdict(v1::GetResult::MISS);
         result->set_reason(MissReasonToProto(found->reason));
       } else {
-        answer_left -= service_->FillHit(context_, std::move(found->handle), found->source,
-                                         std::min(per_value, answer_left), result);
+        answer_left -=
+            service_->FillHit(context_, std::move(found->handle), found->source,
+                              std::min(per_value, answer_left), std::move(staged_[i]), result);
       }
     }
     // A pin must not outlive the call: whoever has the answer may release and destroy.
@@ -167,9 +222,12 @@ class CacheService::GetCall final : public BatchCall {
 
   CacheService* const service_;
   const CallContext context_;
+  const Place place_;
   const v1::GetRequest& request_;
   v1::GetResponse* const response_;
   absl::InlinedVector<absl::StatusOr<LookupResult>, 1> found_;
+  absl::InlinedVector<std::string, 1> staged_;
+  std::atomic<uint64_t> staged_bytes_ = 0;
 };
 
 void CacheService::Get(const CallContext& context, const v1::GetRequest& request,
@@ -184,8 +242,10 @@ void CacheService::Get(const CallContext& context, const v1::GetRequest& request
   if (status.ok()) status = CheckOptionalSession(context);
   if (status.ok()) status = CheckExpectations(context, request);
   if (!status.ok()) return done(std::move(status));
-  BatchCall::Begin(std::make_unique<GetCall>(this, context, request, response, std::move(timer),
-                                             std::move(done)),
+  absl::StatusOr<Place> place = PlaceFor(context, request.place());
+  if (!place.ok()) return done(place.status());
+  BatchCall::Begin(std::make_unique<GetCall>(this, context, *place, request, response,
+                                             std::move(timer), std::move(done)),
                    request.items_size());
 }
 
@@ -197,11 +257,13 @@ void CacheService::Pop(const CallContext& context, const v1::PopRequest& request
   if (!status.ok()) return done(std::move(status));
   absl::StatusOr<CacheKey> key = KeyFromProto(request.key());
   if (!key.ok()) return done(InField("key", key.status()));
+  absl::StatusOr<Place> place = PlaceFor(context, v1::PLACE_ANY);
+  if (!place.ok()) return done(place.status());
   deps_.cache->Pop(
       *key,
       [this, context, result = response->mutable_result()](LookupResult found) {
         if (found.hit()) {
-          FillHit(context, std::move(found.handle), found.source, /*inline_limit=*/0, result);
+          FillHit(context, std::move(found.handle), found.source, /*inline_limit=*/0, "", result);
         } else {
           result->set_verdict(v1::GetResult::MISS);
           result->set_reason(MissReasonToProto(found.reason));
@@ -212,7 +274,8 @@ void CacheService::Pop(const CallContext& context, const v1::PopRequest& request
       [timer = std::move(timer), done = std::move(done)](absl::Status status) mutable {
         timer.Stop();
         done(std::move(status));
-      });
+      },
+      *place);
 }
 
 void CacheService::Contains(const CallContext& context, const v1::ContainsRequest& request,
@@ -231,11 +294,12 @@ void CacheService::Contains(const CallContext& context, const v1::ContainsReques
     }
     ReadHandle handle;
     if (request.lease()) handle = deps_.cache->PinInPlace(*key);
+    if (handle && !CanUse(context, handle.location())) handle.Reset();
     if (handle) {
       const TierId tier = handle.location().tier;
       result->set_present(true);
       result->set_tier(TierToProto(tier));
-      FillHit(context, std::move(handle), tier, /*inline_limit=*/0, result->mutable_hit());
+      FillHit(context, std::move(handle), tier, /*inline_limit=*/0, "", result->mutable_hit());
       continue;
     }
     const std::optional<TierId> tier = deps_.cache->Contains(*key);

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "embcache/v1/embcache.pb.h"
+#include "gpu/gpu_device.h"
 #include "server/call_context.h"
 #include "server/session_registry.h"
 #include "storage/clock.h"
@@ -40,6 +41,7 @@ struct CacheServiceDeps {
   Token epoch = {};
   CacheServiceLimits limits;
   std::string version;
+  GpuDevice* device = nullptr;  // whose memory L1 is; nullptr: it is host memory
 };
 
 // What latencies are kept of.
@@ -124,6 +126,7 @@ class CacheService {
   class GetCall;
   class PutCall;
   class PutItemWrite;
+  class PutItemImport;
   class ReserveCall;
   class DeleteCall;
 
@@ -141,14 +144,22 @@ class CacheService {
   absl::Status CheckBatch(absl::string_view field, int size) const;
   void ReleaseUndelivered(const CallContext& context, const std::vector<LeaseId>& leases);
 
+  // What the caller can use: a session that does not see the device is served from host memory.
+  // FAILED_PRECONDITION: it asks for device memory that there is not, or that it does not see.
+  absl::StatusOr<Place> PlaceFor(const CallContext& context, v1::Place place) const;
+  // Whether the session of `context` can use what is at `location`.
+  bool CanUse(const CallContext& context, const Location& location) const;
+  // Whether the CPU can read it.
+  bool IsReadable(const Location& location) const { return host_data_.contains(location.segment); }
+
   // Fills `result` from a hit and, with a session, turns its pin into a lease. Returns the inline
-  // bytes put into `result`, at most `inline_limit`.
+  // bytes put into `result`, at most `inline_limit`. `staged`: the bytes of an entry that the CPU
+  // cannot read, if they are wanted.
   uint64_t FillHit(const CallContext& context, ReadHandle handle, TierId source,
-                   uint64_t inline_limit, v1::GetResult* result);
+                   uint64_t inline_limit, std::string staged, v1::GetResult* result);
 
   const CacheServiceDeps deps_;
-  const absl::Duration started_;  // monotonic
-  const std::vector<TieredCache::SegmentInfo> segments_;
+  const absl::Duration started_;                          // monotonic
   absl::flat_hash_map<uint32_t, const char*> host_data_;  // of segments that this process can read
   std::atomic<bool> draining_ = false;
   std::array<LatencyHistogram, kOperations> latencies_;

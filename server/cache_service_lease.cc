@@ -68,6 +68,14 @@ void CacheService::Adopt(const CallContext& context, const v1::AdoptRequest& req
   auto adopted = deps_.registry->Adopt(*context.session, token);
   if (!adopted.ok()) return done(adopted.status());
   for (const SessionRegistry::AdoptedLease& lease : *adopted) {
+    if (CanUse(context, lease.location)) continue;
+    std::vector<LeaseId> all;
+    for (const SessionRegistry::AdoptedLease& held : *adopted) all.push_back(held.id);
+    ReleaseUndelivered(context, all);
+    return done(absl::FailedPreconditionError(
+        "token: it shares device memory, which is lost or which this session does not see"));
+  }
+  for (const SessionRegistry::AdoptedLease& lease : *adopted) {
     v1::GetResult* result = response->add_results();
     result->set_verdict(v1::GetResult::HIT);
     result->set_source(TierToProto(lease.location.tier));

@@ -28,22 +28,53 @@ absl::Status CheckInline(const v1::PutItem& item, const TensorLayout& layout, ui
   return absl::OkStatus();
 }
 
+absl::Status CheckCudaSource(const v1::PutItem& item, const TensorLayout& layout,
+                             const GpuDevice* device) {
+  const v1::CudaSource& source = item.cuda();
+  if (!item.inline_().empty()) return absl::InvalidArgumentError("cuda: and inline; give one");
+  if (device == nullptr) {
+    return absl::FailedPreconditionError("cuda: L1 is host memory here, and no device is used");
+  }
+  if (!SameDeviceUuid(source.device_uuid(), device->uuid())) {
+    return absl::FailedPreconditionError(absl::StrCat("cuda.device_uuid: \"", source.device_uuid(),
+                                                      "\", but this daemon uses ", device->uuid()));
+  }
+  if (source.ipc_handle().size() != GpuDevice::kIpcHandleBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("cuda.ipc_handle: ", source.ipc_handle().size(),
+                                                   " bytes; must be ", GpuDevice::kIpcHandleBytes));
+  }
+  if (source.offset() + source.bytes() < source.offset()) {
+    return absl::InvalidArgumentError(absl::StrCat("cuda.offset: ", source.offset(), " + ",
+                                                   source.bytes(), " bytes is more than 2^64"));
+  }
+  uint64_t wanted = 0;
+  for (const TensorSpec& tensor : layout.tensors) wanted += tensor.absent ? 0 : tensor.bytes;
+  if (source.bytes() != wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cuda.bytes: ", source.bytes(), ", but the tensors take ", wanted));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 // --- Put -----------------------------------------------------------------------------------------
 
 class CacheService::PutCall final : public BatchCall {
  public:
-  PutCall(CacheService* service, const v1::PutRequest& request, v1::PutResponse* response,
-          LatencyTimer timer, Done done)
+  PutCall(CacheService* service, const CallContext& context, const v1::PutRequest& request,
+          v1::PutResponse* response, LatencyTimer timer, Done done)
       : BatchCall(std::move(timer), std::move(done)),
         service_(service),
+        context_(context),
         request_(request),
         response_(response) {
     for (int i = 0; i < request.items_size(); ++i) response->add_results();
   }
 
   void StartItem(int i);
+  // Commits what has been written and answers for the item, or answers with the failed write.
+  void Finish(int i, ReservationId id, const absl::Status& written);
 
   void Failed(int i, const absl::Status& status) {
     StatusToProto(status, response_->mutable_results(i)->mutable_status());
@@ -55,7 +86,10 @@ class CacheService::PutCall final : public BatchCall {
   }
 
  private:
+  void StartImport(int i, ReserveRequest reserve);
+
   CacheService* const service_;
+  const CallContext context_;
   const v1::PutRequest& request_;
   v1::PutResponse* const response_;
 };
@@ -86,18 +120,7 @@ class CacheService::PutItemWrite {
  private:
   void Finish(absl::Status written) {
     const std::unique_ptr<PutItemWrite> self(this);
-    if (!written.ok()) {
-      // It may be gone by itself, past its time; the failed write is the news.
-      cache_->Abort(id_).IgnoreError();
-      return call_->Failed(index_, written);
-    }
-    uint64_t generation = 0;
-    {
-      absl::StatusOr<ReadHandle> committed = cache_->Commit(id_);
-      if (!committed.ok()) return call_->Failed(index_, committed.status());
-      generation = committed->generation();
-    }
-    call_->Stored(index_, generation);
+    call_->Finish(index_, id_, written);
   }
 
   PutCall* const call_;
@@ -109,10 +132,90 @@ class CacheService::PutItemWrite {
   size_t next_ = 0;
 };
 
+// One item of a Put whose bytes are in the client's own device memory, after its range is reserved.
+// Owns itself until its copy is over, which may be after the call was answered.
+class CacheService::PutItemImport {
+ public:
+  PutItemImport(PutCall* call, int index, TieredCache* cache, ReservationId id)
+      : call_(call), index_(index), cache_(cache), id_(id) {}
+
+  void Late() {
+    PutCall* const call = std::exchange(call_, nullptr);
+    call->Failed(index_, absl::DeadlineExceededError(
+                             "cuda: the copy waits for the device for too long; was the client's "
+                             "work on the memory over?"));
+  }
+
+  void Finish(const absl::Status& copied) {
+    const std::unique_ptr<PutItemImport> self(this);
+    if (call_ != nullptr) return call_->Finish(index_, id_, copied);
+    cache_->Abort(id_).IgnoreError();
+  }
+
+ private:
+  PutCall* call_;  // nullptr: answered
+  const int index_;
+  TieredCache* const cache_;
+  const ReservationId id_;
+};
+
+void CacheService::PutCall::Finish(int i, ReservationId id, const absl::Status& written) {
+  TieredCache* const cache = service_->deps_.cache;
+  if (!written.ok()) {
+    // It may be gone by itself, past its time; the failed write is the news.
+    cache->Abort(id).IgnoreError();
+    return Failed(i, written);
+  }
+  uint64_t generation = 0;
+  {
+    absl::StatusOr<ReadHandle> committed = cache->Commit(id);
+    if (!committed.ok()) return Failed(i, committed.status());
+    generation = committed->generation();
+  }
+  Stored(i, generation);
+}
+
+void CacheService::PutCall::StartImport(int i, ReserveRequest reserve) {
+  const v1::CudaSource& source = request_.items(i).cuda();
+  const CacheServiceDeps& deps = service_->deps_;
+  absl::Status good = service_->RequireSession(context_, /*need_writer=*/true);
+  if (good.ok()) good = CheckCudaSource(request_.items(i), reserve.layout, deps.device);
+  if (!good.ok()) return Failed(i, InField("items", i, "", good));
+  auto copy = std::make_shared<ClientCopy>();
+  copy->client.assign(context_.session->begin(), context_.session->end());
+  copy->ipc_handle = source.ipc_handle();
+  copy->offset = source.offset();
+  copy->bytes = source.bytes();
+  uint64_t from = 0;
+  for (const TensorSpec& tensor : reserve.layout.tensors) {
+    if (tensor.absent) continue;
+    copy->parts.push_back({.from = from, .to = tensor.offset, .bytes = tensor.bytes});
+    from += tensor.bytes;
+  }
+  const uint64_t payload = reserve.layout.payload_bytes;
+  deps.cache->Reserve(std::move(reserve), [this, i, copy, payload, cache = deps.cache,
+                                           device =
+                                               deps.device](absl::StatusOr<ReservedPlace> place) {
+    if (!place.ok()) return Failed(i, place.status());
+    auto* import = new PutItemImport(this, i, cache, place->id);
+    cache->FillReserved(
+        place->id, 0, payload,
+        [copy, device, import](const MemorySegment* to, uint64_t to_offset, CopyEngine::Done done) {
+          copy->to = to;
+          copy->to_offset = to_offset;
+          copy->done = std::move(done);
+          copy->late = [import] { import->Late(); };
+          device->CopyFromClient(std::move(*copy));
+        },
+        [import](absl::Status copied) { import->Finish(copied); });
+  });
+}
+
 void CacheService::PutCall::StartItem(int i) {
   const v1::PutItem& item = request_.items(i);
   absl::StatusOr<ReserveRequest> reserve = ReserveRequestFromProto(item);
   if (!reserve.ok()) return Failed(i, InField("items", i, "", reserve.status()));
+  if (item.has_cuda()) return StartImport(i, *std::move(reserve));
   absl::Status fits = CheckInline(item, reserve->layout, service_->deps_.limits.inline_limit);
   if (!fits.ok()) return Failed(i, InField("items", i, "", fits));
   TieredCache* const cache = service_->deps_.cache;
@@ -133,21 +236,23 @@ void CacheService::Put(const CallContext& context, const v1::PutRequest& request
   if (status.ok()) status = CheckBatch("items", request.items_size());
   if (status.ok()) status = RequireWriter(context);
   if (!status.ok()) return done(std::move(status));
-  BatchCall::Begin(
-      std::make_unique<PutCall>(this, request, response, std::move(timer), std::move(done)),
-      request.items_size());
+  BatchCall::Begin(std::make_unique<PutCall>(this, context, request, response, std::move(timer),
+                                             std::move(done)),
+                   request.items_size());
 }
 
 // --- Reserve, Commit, Abort ----------------------------------------------------------------------
 
 class CacheService::ReserveCall final : public BatchCall {
  public:
-  ReserveCall(CacheService* service, const CallContext& context, const v1::ReserveRequest& request,
-              v1::ReserveResponse* response, LatencyTimer timer, Done done)
+  ReserveCall(CacheService* service, const CallContext& context, Place place,
+              const v1::ReserveRequest& request, v1::ReserveResponse* response, LatencyTimer timer,
+              Done done)
       : BatchCall(std::move(timer), std::move(done)),
         cache_(service->deps_.cache),
         registry_(service->deps_.registry),
         session_(*context.session),
+        place_(place),
         request_(request),
         response_(response) {
     for (int i = 0; i < request.items_size(); ++i) response->add_results();
@@ -155,12 +260,14 @@ class CacheService::ReserveCall final : public BatchCall {
 
   void StartItem(int i) {
     const v1::PutItem& item = request_.items(i);
-    if (!item.inline_().empty()) {
-      return Failed(i, absl::InvalidArgumentError(
-                           absl::StrCat("items[", i, "].inline: only Put takes inline bytes")));
+    if (!item.inline_().empty() || item.has_cuda()) {
+      const absl::string_view field = item.has_cuda() ? "cuda" : "inline";
+      return Failed(i, absl::InvalidArgumentError(absl::StrCat(
+                           "items[", i, "].", field, ": only Put takes ", field, " bytes")));
     }
     absl::StatusOr<ReserveRequest> reserve = ReserveRequestFromProto(item);
     if (!reserve.ok()) return Failed(i, InField("items", i, "", reserve.status()));
+    reserve->place = place_;
     const uint64_t bytes = reserve->layout.payload_bytes;
     if (bytes > cache_->max_entry_bytes()) {
       // Takes no range, so no quota: the cache refuses it, and drops the value it was to replace.
@@ -205,6 +312,7 @@ class CacheService::ReserveCall final : public BatchCall {
   TieredCache* const cache_;
   SessionRegistry* const registry_;
   const Token session_;
+  const Place place_;
   const v1::ReserveRequest& request_;
   v1::ReserveResponse* const response_;
 };
@@ -216,8 +324,10 @@ void CacheService::Reserve(const CallContext& context, const v1::ReserveRequest&
   if (status.ok()) status = CheckBatch("items", request.items_size());
   if (status.ok()) status = RequireSession(context, /*need_writer=*/true);
   if (!status.ok()) return done(std::move(status));
-  BatchCall::Begin(std::make_unique<ReserveCall>(this, context, request, response, std::move(timer),
-                                                 std::move(done)),
+  absl::StatusOr<Place> place = PlaceFor(context, request.place());
+  if (!place.ok()) return done(place.status());
+  BatchCall::Begin(std::make_unique<ReserveCall>(this, context, *place, request, response,
+                                                 std::move(timer), std::move(done)),
                    request.items_size());
 }
 

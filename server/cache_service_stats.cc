@@ -113,10 +113,23 @@ void CacheStatsToProto(const CacheStats& stats, v1::StatsResponse* to) {
   }
 }
 
-void LatencyToProto(Operation operation, const LatencyHistogram& histogram, v1::StatsResponse* to) {
+void DeviceToProto(const GpuDevice& device, bool usable, v1::DeviceStats* to) {
+  const GpuStats stats = device.GetStats();
+  to->set_uuid(device.uuid());
+  to->set_name(device.name());
+  to->set_lost(!usable);
+  to->set_copies(stats.copies);
+  to->set_copied_bytes(stats.copied_bytes);
+  to->set_failed_copies(stats.failed_copies);
+  to->set_client_copies(stats.client_copies);
+  to->set_pinned_host_bytes(stats.pinned_bytes);
+  to->set_pageable_host_bytes(stats.pageable_bytes);
+}
+
+void LatencyToProto(absl::string_view name, const LatencyHistogram& histogram,
+                    v1::StatsResponse* to) {
   const LatencyHistogram::Snapshot snapshot = histogram.Take();
   if (snapshot.count == 0) return;
-  const absl::string_view name = OperationName(operation);
   v1::LatencyStats* added = to->add_latencies();
   added->set_operation(name.data(), name.size());
   added->set_count(snapshot.count);
@@ -131,14 +144,14 @@ void LatencyToProto(Operation operation, const LatencyHistogram& histogram, v1::
 void CacheService::Segments(const CallContext& context, const v1::SegmentsRequest& request,
                             v1::SegmentsResponse* response, Done done) {
   response->set_epoch(deps_.epoch.data(), deps_.epoch.size());
-  for (const TieredCache::SegmentInfo& segment : segments_) {
+  for (const TieredCache::SegmentInfo& segment : deps_.cache->Segments()) {
     v1::Segment* added = response->add_segments();
     added->set_id(segment.id);
     added->set_generation(segment.generation);
     added->set_tier(TierToProto(segment.tier));
     added->set_bytes(segment.memory->bytes());
+    // Without the handle: who maps device memory is known by its session.
     added->set_device_uuid(segment.device_uuid);
-    added->set_cuda_ipc_handle(segment.memory->cuda_ipc_handle());
   }
   done(absl::OkStatus());
 }
@@ -173,6 +186,9 @@ void CacheService::Stats(const CallContext& context, const v1::StatsRequest& req
       static_cast<uint64_t>(absl::ToInt64Milliseconds(deps_.clock->MonotonicNow() - started_)));
   response->set_draining(draining());
   CacheStatsToProto(deps_.cache->GetStats(request.per_model()), response);
+  if (deps_.device != nullptr) {
+    DeviceToProto(*deps_.device, deps_.cache->TierUsable(TierId::kL1), response->mutable_device());
+  }
   const RegistryStats sessions = deps_.registry->GetStats();
   response->set_sessions(sessions.sessions);
   response->set_leases(sessions.leases);
@@ -180,7 +196,10 @@ void CacheService::Stats(const CallContext& context, const v1::StatsRequest& req
   if (request.latencies()) {
     for (int i = 0; i < kOperations; ++i) {
       const auto operation = static_cast<Operation>(i);
-      LatencyToProto(operation, latency(operation), response);
+      LatencyToProto(OperationName(operation), latency(operation), response);
+    }
+    for (const auto& [name, step] : deps_.cache->work().Steps()) {
+      LatencyToProto(name, step->duration, response);
     }
   }
   done(absl::OkStatus());

@@ -309,7 +309,10 @@ ConfigOutcome ParseConfig(const std::vector<std::string>& arguments,
       !IsGiven("l3-dir", line, variables, file)) {
     faults.Add("--l3-dir: must be given (it may be empty) when there is no HOME", kExitConfig);
   }
-  for (const std::string& fault : CrossFaults(config)) faults.Add(fault, kExitConfig);
+  // What a setting that was given wrongly would have meant together with others is not known.
+  if (faults.empty()) {
+    for (const std::string& fault : CrossFaults(config)) faults.Add(fault, kExitConfig);
+  }
   if (!faults.empty()) return faults.Outcome();
 
   if (line.print) return Exit(0, RenderConfigFile(config));

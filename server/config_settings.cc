@@ -12,6 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
+#include "server/device_choice.h"
+#include "server/http_endpoint.h"
 #include "server/tcp_listener.h"
 #include "storage/rocksdb_store.h"
 
@@ -240,12 +242,14 @@ Setting SocketMode() {
       [](uint32_t mode) { return absl::StrFormat("%04o", mode); });
 }
 
+absl::Status CheckHttpAddress(absl::string_view text) {
+  const absl::StatusOr<HttpAddress> address = ParseHttpAddress(text, /*socket_dir=*/"");
+  return address.ok() ? absl::OkStatus() : Bad(text, address.status().message());
+}
+
 absl::Status CheckDevice(absl::string_view device) {
-  if (device == "auto" || device == "host") return absl::OkStatus();
-  if (absl::StartsWith(device, "cuda")) {
-    return Bad(device, "this build of embcached has no CUDA support; use host");
-  }
-  return Bad(device, "must be auto or host");
+  const absl::Status checked = CheckDeviceName(device);
+  return checked.ok() ? checked : Bad(device, checked.message());
 }
 
 absl::Status CheckTcpAddress(absl::string_view address) {
@@ -289,7 +293,14 @@ std::vector<Setting> PlaceAndMemorySettings() {
           "user who may connect; repeatable. Without allow-uid and allow-gid: everybody whom "
           "the socket's mode lets in"),
       Ids("allow-gid", &Config::allow_gids, "group whose members may connect; repeatable"),
-      Text("device", "auto|host", &Config::device, "where L1 lies", CheckDevice),
+      Text("http-address", "ADDRESS", &Config::http_address,
+           "where metrics, probes and the status page are served: unix (http.sock in socket-dir), "
+           "unix:/path, host:port or off",
+           CheckHttpAddress),
+      Text("device", "auto|host|cuda:INDEX|cuda:UUID", &Config::device,
+           "where L1 lies: in host memory or in a device's; auto = the first device's, if there is "
+           "one with room for L1, and an L2",
+           CheckDevice),
       Size("l1-capacity", &Config::l1_capacity_bytes, 0, kMaxMemoryBytes,
            "memory of the first tier, reserved at start; 0 = no such tier"),
       Count("l1-max-entries", &Config::l1_max_entries, 0, uint64_t{1} << 40,

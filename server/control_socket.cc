@@ -14,6 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "gpu/gpu_device.h"
 #include "server/proto_convert.h"
 #include "spdlog/spdlog.h"
 #include "storage/check.h"
@@ -76,6 +77,13 @@ std::string Describe(const SessionPeer& peer) {
   return absl::StrCat("\"", absl::Utf8SafeCHexEscape(peer.name), "\" (",
                       peer.writer ? "writer" : "reader", ", pid ", peer.pid, ", uid ", peer.uid,
                       ")");
+}
+
+void LogSession(LogEvery* limiter, const SessionPeer& peer, const char* what) {
+  const auto skipped = limiter->Next();
+  if (!skipped.has_value()) return;
+  spdlog::info("session of {} {}{}", Describe(peer), what,
+               *skipped == 0 ? "" : absl::StrCat(" (", *skipped, " such lines skipped)"));
 }
 
 absl::Status ErrnoStatus(absl::string_view what) {
@@ -294,7 +302,7 @@ bool ControlSocket::HandlePacket(Connection* connection, absl::string_view packe
   v1::ClientPacket parsed;
   if (parsed.ParseFromArray(packet.data(), static_cast<int>(packet.size())) &&
       parsed.has_goodbye()) {
-    spdlog::info("session of {} said goodbye", Describe(connection->peer));
+    LogSession(&session_log_, connection->peer, "said goodbye");
     registry_->Close(connection->token);
     Erase(connection);
     return false;
@@ -343,6 +351,9 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
   if (absl::Status ok = CheckHello(*connection, hello); !ok.ok()) return refuse(ok);
   connection->peer.name = hello.name();
   connection->peer.writer = hello.role() == v1::Hello::WRITER;
+  connection->peer.sees_device =
+      std::any_of(hello.device_uuids().begin(), hello.device_uuids().end(),
+                  [&](const auto& uuid) { return SameDeviceUuid(uuid, options_.device_uuid); });
   if (!hello.acknowledges().empty()) {
     Token old;
     std::copy(hello.acknowledges().begin(), hello.acknowledges().end(), old.begin());
@@ -367,12 +378,22 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
     Erase(connection);
     return false;
   }
-  spdlog::info("session of {} opened", Describe(connection->peer));
+  LogSession(&session_log_, connection->peer,
+             connection->peer.sees_device   ? "opened, sees the device"
+             : hello.device_uuids().empty() ? "opened"
+             : options_.device_uuid.empty()
+                 ? "opened, sees a device, which is not used here"
+                 : "opened, sees another device than the one used here");
   return true;
 }
 
 bool ControlSocket::SendWelcome(const Connection& connection) {
-  const WelcomeInfo info = welcome_();
+  WelcomeInfo info = welcome_();
+  if (!options_.device_uuid.empty() && !connection.peer.sees_device) {
+    const auto on_device = [](const auto& segment) { return !segment.device_uuid.empty(); };
+    info.segments.erase(std::remove_if(info.segments.begin(), info.segments.end(), on_device),
+                        info.segments.end());
+  }
   size_t next = 0;
   const size_t most = kDescriptorsPerPacket - (connection.fast != nullptr ? 2 : 0);
   do {
@@ -424,7 +445,7 @@ void ControlSocket::Refuse(Connection* connection, const absl::Status& why) {
 
 void ControlSocket::Disconnect(Connection* connection) {
   if (!connection->welcomed) return Erase(connection);
-  spdlog::info("session of {} lost its connection", Describe(connection->peer));
+  LogSession(&session_log_, connection->peer, "lost its connection");
   if (!connection->pidfd) return ProcessGone(connection);
   registry_->ConnectionLost(connection->token);
   connection->socket.Reset();

@@ -48,6 +48,8 @@ struct ControlSocketOptions {
   size_t max_pending_hellos = 64;
   absl::Duration hello_timeout = absl::Seconds(5);
   absl::Duration tick_period = absl::Milliseconds(50);
+  // UUID of the device whose memory L1 is; empty: none. Its segments are told to those who see it.
+  std::string device_uuid;
   // False: do as if pidfds could not be had (a client in another PID namespace and a kernel before
   // 6.5). The end of a connection then counts as the end of its process.
   bool watch_processes = true;
@@ -138,6 +140,8 @@ class ControlSocket {
   std::vector<char> buffer_;           // one packet
   LogEvery refused_log_{absl::Seconds(1)};
   LogEvery accept_log_{absl::Seconds(10)};
+  // A client that connects in a loop, or a thousand that start at once.
+  LogEvery session_log_{absl::Seconds(10), SystemClock(), 100};
 };
 
 }  // namespace embcache

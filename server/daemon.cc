@@ -12,10 +12,12 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gpu/available_memory.h"
+#include "server/device_choice.h"
 #include "server/directory_lock.h"
 #include "server/user_names.h"
 #include "spdlog/spdlog.h"
 #include "storage/clock.h"
+#include "storage/late_store.h"
 #include "storage/rocksdb_store.h"
 
 namespace embcache {
@@ -128,6 +130,37 @@ absl::Status InContext(absl::string_view what, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
 }
 
+// The store of --l3-dir. An SSD that cannot be used now is no reason not to serve: it is tried
+// again until it can be, and begins empty then. A directory that somebody else uses, or that is no
+// store of a version we know, is a mistake of the operator's, who has to hear of it.
+absl::StatusOr<std::unique_ptr<PersistentStore>> OpenL3(const Config& config, PutGate* gate) {
+  RocksDbStoreOptions options;
+  options.path = config.l3_dir;
+  options.capacity_bytes = config.l3_capacity_bytes;
+  options.direct_reads = config.l3_read == Config::L3Read::kDirect;
+  options.pause = [gate] { gate->Wait(); };
+  options.log = [](absl::string_view line) { spdlog::warn("l3: {}", std::string(line)); };
+  const auto open = [options](bool discard) -> absl::StatusOr<std::unique_ptr<PersistentStore>> {
+    absl::Status made = MakeDirectory(options.path, kL3DirMode);
+    if (!made.ok()) return absl::UnavailableError(made.message());
+    RocksDbStoreOptions now = options;
+    now.discard = discard;
+    return RocksDbStore::Open(now);
+  };
+  auto store = open(/*discard=*/false);
+  if (store.ok() || absl::IsInvalidArgument(store.status()) ||
+      absl::IsAlreadyExists(store.status()) || absl::IsFailedPrecondition(store.status())) {
+    return store;
+  }
+  spdlog::error("l3: {} cannot be used; going on without L3, and trying again: {}", config.l3_dir,
+                std::string(store.status().message()));
+  LateStoreOptions late;
+  late.open = [open] { return open(/*discard=*/true); };
+  late.capacity_bytes = config.l3_capacity_bytes;
+  late.log = options.log;
+  return std::make_unique<LateStore>(std::move(late));
+}
+
 }  // namespace
 
 std::string RpcSocketPath(const std::string& socket_dir) { return socket_dir + "/embcached.sock"; }
@@ -142,6 +175,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   if (absl::Status opened = daemon->OpenDirectory(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenCache(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenSockets(); !opened.ok()) return opened;
+  if (absl::Status opened = daemon->OpenHttp(); !opened.ok()) return opened;
   spdlog::info("embcached " EMBCACHE_VERSION " serves {}: L1 {} bytes, L2 {} bytes, L3 {}",
                config.socket_dir, config.l1_capacity_bytes, config.l2_capacity_bytes,
                config.l3_enabled() ? config.l3_dir : "off");
@@ -174,38 +208,47 @@ absl::Status Daemon::OpenDirectory() {
   return absl::OkStatus();
 }
 
-absl::Status Daemon::OpenCache() {
+absl::Status Daemon::CheckHostMemory() const {
   // Segments are reserved one by one, and each is checked then; but to find out at the last one
   // means to have pushed everybody else on the machine aside first.
   const AvailableMemory available = ReadAvailableMemory();
-  const uint64_t wanted = config_.l1_capacity_bytes + config_.l2_capacity_bytes;
-  if (wanted > available.bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("--l1-capacity and --l2-capacity ask for ",
-                                                     wanted, " bytes, but only ", available.bytes,
-                                                     " are available (", available.source, ")"));
+  const uint64_t wanted =
+      (device_ == nullptr ? config_.l1_capacity_bytes : 0) + config_.l2_capacity_bytes;
+  if (wanted <= available.bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      device_ == nullptr ? "--l1-capacity and --l2-capacity ask for " : "--l2-capacity asks for ",
+      wanted, " bytes, but only ", available.bytes, " are available (", available.source, ")"));
+}
+
+absl::Status Daemon::OpenCache() {
+  auto device = ChooseDevice(config_);
+  if (!device.ok()) return device.status();
+  device_ = *std::move(device);
+  if (absl::Status fits = CheckHostMemory(); !fits.ok()) return fits;
+  TieredCacheDeps deps;
+  deps.clock = SystemClock();
+  if (device_ == nullptr) {
+    copier_ = std::make_unique<HostCopyEngine>("copy", static_cast<int>(config_.copy_threads));
+    deps.copier = copier_.get();
+    deps.l1_memory = &memory_;
+    deps.l2_memory = &memory_;
+  } else {
+    deps.copier = device_->copier();
+    deps.l1_memory = device_->device_memory();
+    deps.l2_memory = device_->pinned_memory();
   }
-  if (config_.device == "auto") {
-    spdlog::info("device auto: host memory, since this build has no CUDA support");
-  }
-  copier_ = std::make_unique<HostCopyEngine>("copy", static_cast<int>(config_.copy_threads));
   io_ = std::make_unique<ThreadPoolExecutor>("io", static_cast<int>(config_.io_threads),
                                              kIoQueueLimit);
   if (config_.l3_enabled()) {
-    if (absl::Status made = MakeDirectory(config_.l3_dir, kL3DirMode); !made.ok()) {
-      return InContext("--l3-dir", made);
-    }
-    RocksDbStoreOptions options;
-    options.path = config_.l3_dir;
-    options.capacity_bytes = config_.l3_capacity_bytes;
-    options.direct_reads = config_.l3_read == Config::L3Read::kDirect;
-    options.log = [](absl::string_view line) { spdlog::warn("l3: {}", std::string(line)); };
-    auto store = RocksDbStore::Open(options);
+    auto store = OpenL3(config_, &put_gate_);
     if (!store.ok()) return InContext("--l3-dir", store.status());
     store_ = *std::move(store);
   }
-  auto cache = TieredCache::Create(
-      MakeCacheOptions(config_),
-      {SystemClock(), io_.get(), copier_.get(), &memory_, &memory_, store_.get(), &memory_});
+  deps.executor = io_.get();
+  deps.store = store_.get();
+  deps.gate = &put_gate_;
+  deps.fast_memory = &memory_;
+  auto cache = TieredCache::Create(MakeCacheOptions(config_), deps);
   if (!cache.ok()) return cache.status();
   cache_ = *std::move(cache);
   registry_ =
@@ -214,6 +257,7 @@ absl::Status Daemon::OpenCache() {
 }
 
 absl::Status Daemon::OpenSockets() {
+  history_ = std::make_unique<StatsHistory>(cache_.get(), SystemClock());
   CacheServiceDeps deps;
   deps.cache = cache_.get();
   deps.registry = registry_.get();
@@ -222,6 +266,7 @@ absl::Status Daemon::OpenSockets() {
   deps.limits.max_batch = static_cast<uint32_t>(config_.max_batch);
   deps.limits.inline_limit = config_.inline_limit_bytes;
   deps.version = EMBCACHE_VERSION;
+  deps.device = device_.get();
   cache_service_ = std::make_unique<CacheService>(std::move(deps));
   admin_service_ = std::make_unique<AdminService>(
       AdminServiceDeps{cache_.get(), registry_.get(), [this] { Drain(); }});
@@ -239,9 +284,9 @@ absl::Status Daemon::OpenSockets() {
   control.path = ControlSocketPath(config_.socket_dir);
   control.access = access_;
   control.peers = peers_;
+  if (device_ != nullptr) control.device_uuid = device_->uuid();
   auto socket = ControlSocket::Start(
-      std::move(control), registry_.get(), [this] { return MakeWelcome(); },
-      [cache = cache_.get()] { cache->Tick(); });
+      std::move(control), registry_.get(), [this] { return MakeWelcome(); }, [this] { Tick(); });
   if (!socket.ok()) return socket.status();
   control_ = *std::move(socket);
 
@@ -249,6 +294,49 @@ absl::Status Daemon::OpenSockets() {
   serving_ = true;
   SetServing(true);
   if (draining_) SetServing(false);
+  if (device_ != nullptr) {
+    SetDeviceServing(true);
+    device_->OnLost(
+        [this, cache = cache_.get()](const absl::Status& why) { DeviceLost(cache, why); });
+  }
+  return absl::OkStatus();
+}
+
+// Runs inside a copy of the cache's, which therefore lives, even while Stop destroys it.
+void Daemon::DeviceLost(TieredCache* cache, const absl::Status& why) {
+  cache->LoseTier(TierId::kL1);
+  {
+    absl::MutexLock lock(&device_mu_);
+    if (serving_) SetDeviceServing(false);
+  }
+  spdlog::error("{}; its entries are gone, L2 and L3 serve on; restart embcached to use it again",
+                std::string(why.message()));
+}
+
+absl::Status Daemon::OpenHttp() {
+  absl::StatusOr<HttpAddress> address = ParseHttpAddress(config_.http_address, config_.socket_dir);
+  if (!address.ok()) return InContext("--http-address", address.status());
+  if (address->kind == HttpAddress::Kind::kOff) return absl::OkStatus();
+  const bool local = address->kind == HttpAddress::Kind::kUnix || address->loopback();
+  OperatorPages::Deps deps;
+  deps.service = cache_service_.get();
+  deps.admin = admin_service_.get();
+  deps.cache = cache_.get();
+  deps.history = history_.get();
+  deps.rpc = rpc_.get();
+  deps.tcp_rpc = tcp_rpc_.get();
+  deps.clock = SystemClock();
+  deps.caller = local ? Caller::kLocal : Caller::kNetwork;
+  pages_ = std::make_unique<OperatorPages>(deps);
+  HttpOptions options;
+  options.address = *std::move(address);
+  options.access = access_;
+  options.peers = peers_;
+  auto endpoint = HttpEndpoint::Start(
+      options, [pages = pages_.get()](absl::string_view path) { return pages->Answer(path); });
+  if (!endpoint.ok()) return InContext("--http-address", endpoint.status());
+  http_ = *std::move(endpoint);
+  spdlog::info("metrics and status page on {}", http_->address().ToString());
   return absl::OkStatus();
 }
 
@@ -282,6 +370,11 @@ void Daemon::SetServing(bool serving) {
   if (tcp_rpc_ != nullptr) tcp_rpc_->SetServing(serving);
 }
 
+void Daemon::SetDeviceServing(bool serving) {
+  rpc_->SetDeviceServing(serving);
+  if (tcp_rpc_ != nullptr) tcp_rpc_->SetDeviceServing(serving);
+}
+
 WelcomeInfo Daemon::MakeWelcome() const {
   WelcomeInfo info;
   info.epoch = epoch_;
@@ -312,6 +405,31 @@ bool Daemon::drained() const {
   return stats.leases == 0 && stats.reservations == 0;
 }
 
+void Daemon::Tick() {
+  cache_->Tick();
+  history_->Tick();
+  absl::AnyInvocable<void()> asked;
+  {
+    absl::MutexLock lock(&asked_mu_);
+    asked_.swap(asked);
+  }
+  if (asked) asked();
+}
+
+void Daemon::AskForSignOfLife(absl::AnyInvocable<void()> answer) {
+  // One after the other, and each is stopped before the one that it asks: the control thread, whose
+  // round takes the locks of sessions and cache, the pollers of TCP, those of the socket.
+  absl::AnyInvocable<void()> ask_socket = [this, answer = std::move(answer)]() mutable {
+    rpc_->AskPollers(std::move(answer));
+  };
+  absl::AnyInvocable<void()> question = [this, ask_socket = std::move(ask_socket)]() mutable {
+    if (tcp_rpc_ == nullptr) return ask_socket();
+    tcp_rpc_->AskPollers(std::move(ask_socket));
+  };
+  absl::MutexLock lock(&asked_mu_);
+  asked_.swap(question);
+}
+
 absl::Status Daemon::FlushL3() {
   absl::Status flushed;
   if (cache_ == nullptr || store_ == nullptr) return flushed;
@@ -325,9 +443,14 @@ absl::Status Daemon::FlushL3() {
 }
 
 absl::Status Daemon::Stop() {
+  http_.reset();
+  pages_.reset();
   if (control_ != nullptr) control_->Stop();
   control_.reset();
-  serving_ = false;
+  {
+    absl::MutexLock lock(&device_mu_);
+    serving_ = false;
+  }
   // First what must not be lost: a client that does not read its answers can hold up the rest.
   absl::Status flushed = FlushL3();
   ExitGuard guard(kStopPatience);
@@ -339,11 +462,17 @@ absl::Status Daemon::Stop() {
   flushed.Update(FlushL3());
   admin_service_.reset();
   cache_service_.reset();
+  // Clients may have it mapped until they see that their sessions are over.
+  const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
+  if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
+  if (device_ != nullptr) device_->OnLost({});  // freeing its memory may be what finds out
   registry_.reset();
+  history_.reset();
   cache_.reset();
   store_.reset();
   io_.reset();
   copier_.reset();
+  device_.reset();
   lock_.Reset();
   return flushed.ok() ? flushed : InContext("writing to L3 before the end", flushed);
 }

@@ -13,19 +13,27 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "gpu/gpu_device.h"
 #include "gpu/host_copy_engine.h"
 #include "gpu/host_memory.h"
 #include "server/admin_service.h"
 #include "server/cache_service.h"
 #include "server/config.h"
 #include "server/control_socket.h"
+#include "server/http_endpoint.h"
+#include "server/operator_pages.h"
 #include "server/rpc_server.h"
 #include "server/session_registry.h"
+#include "server/stats_history.h"
 #include "server/unique_fd.h"
 #include "storage/executor.h"
 #include "storage/persistent_store.h"
+#include "storage/put_gate.h"
 #include "storage/tiered_cache.h"
 
 namespace embcache {
@@ -52,6 +60,11 @@ class Daemon {
 
   int tcp_port() const { return tcp_rpc_ == nullptr ? 0 : tcp_rpc_->tcp_port(); }
 
+  // Has `answer` called once, when the control thread has gone round and every poller of the RPC
+  // servers has shown that it answers; never, if one of them hangs. Returns at once. A question not
+  // answered yet is dropped. Thread-safe, but not to be called once Stop is.
+  void AskForSignOfLife(absl::AnyInvocable<void()> answer);
+
   // Closes the sockets, ends every session and writes what is queued to L3. The error is the SSD's.
   // Does not wait for leases: see drained. Idempotent.
   absl::Status Stop();
@@ -62,33 +75,48 @@ class Daemon {
   absl::Status FlushL3();
   absl::Status OpenDirectory();
   absl::Status OpenCache();
+  absl::Status CheckHostMemory() const;
+  void DeviceLost(TieredCache* cache, const absl::Status& why);
   absl::Status OpenSockets();
+  absl::Status OpenHttp();
   RpcServerOptions MakeRpcOptions() const;
   absl::Status OpenTcp();
   WelcomeInfo MakeWelcome() const;
+  void Tick();
   void SetServing(bool serving);
+  void SetDeviceServing(bool serving);
 
   const Config config_;
   const Token epoch_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> serving_ = false;  // Drain may use the servers
+  absl::Mutex device_mu_;              // held while the loss of the device is told to them
 
   SocketAccess access_;
   PeerRules peers_;
 
+  absl::Mutex asked_mu_;
+  // What the control thread calls when it has gone round.
+  absl::AnyInvocable<void()> asked_ ABSL_GUARDED_BY(asked_mu_);
+
   // In the order of construction; each uses only what stands above it.
   UniqueFd lock_;
   HostMemory memory_;
-  std::unique_ptr<HostCopyEngine> copier_;
+  std::unique_ptr<HostCopyEngine> copier_;  // without a device, which has one of its own
+  std::unique_ptr<GpuDevice> device_;
   std::unique_ptr<ThreadPoolExecutor> io_;
+  PutGate put_gate_;
   std::unique_ptr<PersistentStore> store_;
   std::unique_ptr<TieredCache> cache_;
+  std::unique_ptr<StatsHistory> history_;
   std::unique_ptr<SessionRegistry> registry_;
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<RpcServer> rpc_;
   std::unique_ptr<RpcServer> tcp_rpc_;  // null without --tcp-address
   std::unique_ptr<ControlSocket> control_;
+  std::unique_ptr<OperatorPages> pages_;
+  std::unique_ptr<HttpEndpoint> http_;  // null: off
 };
 
 // What embcached exits with when Start or Stop gave `status`.

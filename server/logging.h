@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -34,24 +35,38 @@ void InitLogging(LogFormat format, absl::string_view level);
 // Changes the level of the running daemon; `previous` (may be nullptr) receives the one before.
 absl::Status SetLogLevel(absl::string_view level, std::string* previous);
 
+// The last warnings and errors that were logged, oldest first, for the status page.
+struct LogLine {
+  absl::Time time;
+  std::string level;
+  std::string message;
+};
+inline constexpr size_t kRecentProblems = 50;
+std::vector<LogLine> RecentProblems();
+
+// Control characters become \x escapes.
+std::unique_ptr<spdlog::formatter> NewTextFormatter();
 // Escapes for real: a message may hold quotes, newlines or bytes that are no UTF-8.
 std::unique_ptr<spdlog::formatter> NewJsonFormatter();
 
-// Keeps a line that could repeat for ever to one per period:
+// Keeps lines that could come for ever, and differ, to `burst` per period (RepeatFilter does it for
+// those that are the same):
 //   if (auto skipped = limiter.Next()) spdlog::warn("... ({} like it not logged)", *skipped);
 class LogEvery {
  public:
-  explicit LogEvery(absl::Duration period, Clock* clock = SystemClock())
-      : period_(period), clock_(clock) {}
+  explicit LogEvery(absl::Duration period, Clock* clock = SystemClock(), uint32_t burst = 1)
+      : period_(period), burst_(burst), clock_(clock) {}
 
   // How many were skipped since the last line, when it is time for one; nullopt: skip this one too.
   std::optional<uint64_t> Next();
 
  private:
   const absl::Duration period_;
+  const uint32_t burst_;
   Clock* const clock_;
   absl::Mutex mu_;
-  absl::Duration quiet_until_ ABSL_GUARDED_BY(mu_) = -absl::InfiniteDuration();
+  absl::Duration period_ends_ ABSL_GUARDED_BY(mu_) = -absl::InfiniteDuration();
+  uint32_t passed_ ABSL_GUARDED_BY(mu_) = 0;  // in this period
   uint64_t skipped_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

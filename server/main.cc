@@ -1,4 +1,5 @@
-// embcached: the process. It reads the configuration, runs one Daemon and waits for signals.
+// embcached: the process. It reads the configuration, runs one Daemon, tells the service manager
+// how it is, and waits for signals.
 //
 //   SIGTERM, SIGINT  drain, wait for leases up to --drain-timeout, stop; a second one ends the wait
 //   SIGHUP           read the configuration again and take over log-level, nothing else
@@ -12,14 +13,18 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/config.h"
 #include "server/daemon.h"
 #include "server/logging.h"
+#include "server/service_manager.h"
 #include "spdlog/spdlog.h"
 #include "storage/clock.h"
 
@@ -109,14 +114,24 @@ int Run(const Strings& arguments, const Strings& environment) {
     spdlog::error("cannot start: {}", std::string(daemon.status().message()));
     return ExitCodeFor(daemon.status());
   }
+  std::optional<Watchdog> watchdog;
+  if (const absl::Duration timeout = WatchdogTimeout(); timeout > absl::ZeroDuration()) {
+    watchdog.emplace(timeout, [daemon = daemon->get()](Watchdog::Answer answer) {
+      daemon->AskForSignOfLife(std::move(answer));
+    });
+  }
+  NotifyReady(absl::StrCat("serving ", config.socket_dir));
   int signal = SIGHUP;
   while (signal == SIGHUP) {
     if (sigwait(&signals, &signal) != 0) return kExitInternal;
     if (signal == SIGHUP) ReloadLogLevel(arguments, environment);
   }
   spdlog::info("signal {}: stopping", signal);
+  NotifyStopping("waiting for clients to release what they hold");
   (*daemon)->Drain();
   AwaitDrained(**daemon, signals, config.drain_timeout);
+  NotifyStatus("writing to L3");
+  watchdog.reset();
   const absl::Status stopped = (*daemon)->Stop();
   // The cache has done its work; what L3 lost will be encoded again.
   if (!stopped.ok()) spdlog::error("{}", std::string(stopped.message()));

@@ -18,7 +18,9 @@
 #include "embcache/v1/admin.grpc.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 #include "google/protobuf/arena.h"
+#include "grpc/grpc.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/alarm.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/security/server_credentials.h"
@@ -110,6 +112,29 @@ class Tag {
   virtual void Proceed(bool ok) = 0;
 };
 
+// A question to every poller.
+struct Question {
+  std::atomic<int> unanswered;
+  absl::AnyInvocable<void()> answer;
+};
+
+// Its copy for one of them: an event without a call.
+class QuestionTag final : public Tag {
+ public:
+  QuestionTag(std::shared_ptr<Question> question, grpc::CompletionQueue* queue)
+      : question_(std::move(question)) {
+    alarm_.Set(queue, gpr_inf_past(GPR_CLOCK_REALTIME), this);
+  }
+  void Proceed(bool) override {
+    if (question_->unanswered.fetch_sub(1, std::memory_order_acq_rel) == 1) question_->answer();
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<Question> question_;
+  grpc::Alarm alarm_;
+};
+
 class MethodBase {
  public:
   virtual ~MethodBase() = default;
@@ -165,7 +190,7 @@ class Method final : public MethodBase {
       // or it could not, for the caller has gone away.
       if (answered_ && !ok && answered_ok_) TakeBack();
       CallGate* const gate = method_->gate_;
-      if (charged_ > 0) gate->answers.Refund(rpc_.peer(), charged_);
+      if (charged_ > 0) gate->answers.Refund(peer_, charged_);
       delete this;
       gate->CallGone();
     }
@@ -217,7 +242,8 @@ class Method final : public MethodBase {
     absl::Status Charge() {
       const uint64_t bytes = response_->ByteSizeLong();
       if (bytes < kCountedAnswerBytes) return absl::OkStatus();
-      absl::Status charged = method_->gate_->answers.Charge(rpc_.peer(), bytes, kRefusable);
+      peer_ = rpc_.peer();
+      absl::Status charged = method_->gate_->answers.Charge(peer_, bytes, kRefusable);
       if (charged.ok()) {
         charged_ = bytes;
       } else {
@@ -242,6 +268,7 @@ class Method final : public MethodBase {
     Response* const response_;
     CallContext context_;
     uint64_t charged_ = 0;  // of the answer, until it has left
+    std::string peer_;      // who was charged; a call that has ended no longer knows
     bool answered_ = false;
     bool answered_ok_ = false;
   };
@@ -289,6 +316,10 @@ class RpcServer::Impl {
 
   absl::Status Start();
   void SetServing(bool serving) { health_.SetServing(serving); }
+  void SetDeviceServing(bool serving) {
+    health_.SetDevice(serving ? HealthService::Device::kServing : HealthService::Device::kLost);
+  }
+  void AskPollers(absl::AnyInvocable<void()> answer);
   void Shutdown(absl::Time deadline);
   int tcp_port() const { return tcp_port_; }
   size_t connections() { return connections_.Count(); }
@@ -368,6 +399,13 @@ absl::Status RpcServer::Impl::Bind() {
 absl::Status RpcServer::Impl::StartGrpc() {
   // A setting of the process that takes effect in the builders made from now on.
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  // For good: the end of gRPC's last object would otherwise wait for a thread that may be looking
+  // for ten seconds at a connection whose client did not read.
+  static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+  static_cast<void>(kept);
   grpc::ServerBuilder builder;
   SetArguments(&builder);
   if (over_network_) {
@@ -483,6 +521,13 @@ void RpcServer::Impl::Poll(int thread) {
   while (queue->Next(&tag, &ok)) static_cast<Tag*>(tag)->Proceed(ok);
 }
 
+void RpcServer::Impl::AskPollers(absl::AnyInvocable<void()> answer) {
+  const auto question = std::make_shared<Question>();
+  question->unanswered = static_cast<int>(queues_.size());
+  question->answer = std::move(answer);
+  for (const auto& queue : queues_) new QuestionTag(question, queue.get());
+}
+
 void RpcServer::Impl::Shutdown(absl::Time deadline) {
   if (std::exchange(stopped_, true)) return;
   SetServing(false);
@@ -530,6 +575,10 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(RpcServerOptions opt
 RpcServer::RpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RpcServer::~RpcServer() = default;
 void RpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
+void RpcServer::SetDeviceServing(bool serving) { impl_->SetDeviceServing(serving); }
+void RpcServer::AskPollers(absl::AnyInvocable<void()> answer) {
+  impl_->AskPollers(std::move(answer));
+}
 void RpcServer::Shutdown(absl::Time deadline) { impl_->Shutdown(deadline); }
 int RpcServer::tcp_port() const { return impl_->tcp_port(); }
 size_t RpcServer::connections() const { return impl_->connections(); }

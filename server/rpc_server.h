@@ -1,7 +1,8 @@
 // RpcServer: the gRPC transport in front of the services, and the only place that knows gRPC.
 //
 // A few threads with a completion queue each also run the handlers (which never block). Beside our
-// services it serves grpc.health.v1.Health (for "" and "embcache.v1.Cache") and reflection.
+// services it serves grpc.health.v1.Health (for "", "embcache.v1.Cache" and
+// "device") and reflection.
 //
 // Connections are accepted here and handed to gRPC, which would neither say whose they are nor
 // survive a failing accept: see AcceptLoop and ConnectionTable.
@@ -15,6 +16,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/accept_loop.h"
@@ -69,6 +71,12 @@ class RpcServer {
 
   // What health answers. Calls are served in either case. Thread-safe.
   void SetServing(bool serving);
+  // What health answers for the service "device": nothing, until this is called. Thread-safe.
+  void SetDeviceServing(bool serving);
+
+  // Has `answer` called, once, when every poller has come round to it; never, if one of them hangs.
+  // Returns at once. Thread-safe, but not to be called once Shutdown is.
+  void AskPollers(absl::AnyInvocable<void()> answer);
 
   // Takes no new calls, lets those in flight finish until `deadline`, then ends the connections
   // that are left, and returns when every handler has answered. Call it once, not from a handler.

@@ -90,6 +90,7 @@ absl::StatusOr<Token> SessionRegistry::Open(const SessionPeer& peer) {
   session->second.peer = peer;
   session->second.opened = clock_->MonotonicNow();
   ++of_uid;
+  if (peer.sees_device) ++device_sessions_;
   return token;
 }
 
@@ -172,6 +173,13 @@ absl::Status SessionRegistry::Check(const Token& session, bool need_writer) cons
         absl::StrCat("session \"", it->second.peer.name, "\" has the role READER"));
   }
   return absl::OkStatus();
+}
+
+bool SessionRegistry::SeesDevice(const Token& session) const {
+  absl::MutexLock lock(&mu_);
+  const auto it = sessions_.find(session);
+  return it != sessions_.end() && it->second.state == State::kConnected &&
+         it->second.peer.sees_device;
 }
 
 // --- Leases -------------------------------------------------------------------------------------
@@ -363,6 +371,7 @@ RegistryStats SessionRegistry::GetStats() const {
   RegistryStats stats;
   stats.sessions = static_cast<uint32_t>(sessions_.size());
   stats.leases_expired = leases_expired_;
+  stats.device_sessions = device_sessions_;
   for (const auto& [token, session] : sessions_) {
     stats.leases += session.leases.size() + session.fast_pins();
     stats.reservations += session.reservations.size();

@@ -63,7 +63,8 @@ struct SessionLimits {
 struct SessionPeer {
   std::string name;
   bool writer = false;
-  pid_t pid = 0;  // 0 = unknown
+  bool sees_device = false;  // the one whose memory L1 is
+  pid_t pid = 0;             // 0 = unknown
   uid_t uid = 0;
 };
 
@@ -82,6 +83,7 @@ struct RegistryStats {
   uint64_t reservations = 0;
   uint64_t quarantined_bytes = 0;  // held by sessions that are not CONNECTED
   uint64_t leases_expired = 0;
+  uint64_t device_sessions = 0;  // ever opened that see the device
 };
 
 class SessionRegistry {
@@ -109,6 +111,9 @@ class SessionRegistry {
   // OK, NOT_FOUND (no CONNECTED session has this token), or PERMISSION_DENIED (`need_writer` and it
   // is a reader).
   absl::Status Check(const Token& session, bool need_writer) const;
+
+  // Whether it is a connected session that sees the device.
+  bool SeesDevice(const Token& session) const;
 
   // Turns a pin into a lease. NOT_FOUND; RESOURCE_EXHAUSTED names the quota, what is held and what
   // was asked; `handle` is released in both cases.
@@ -215,6 +220,7 @@ class SessionRegistry {
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   LeaseId next_lease_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t leases_expired_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t device_sessions_ ABSL_GUARDED_BY(mu_) = 0;
   SessionMap sessions_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uid_t, uint32_t> sessions_of_uid_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<Token, SharedLeases> shares_ ABSL_GUARDED_BY(mu_);

@@ -28,13 +28,15 @@ struct LookupWaiter {
   std::vector<TensorExpectation> expect;
   LookupCallback done;
   bool counted = true;  // a hit or a miss (not for Pop)
+  Place place = Place::kAny;
 };
 
 enum class EntryState : uint8_t {
   kReserved,     // belongs to a reservation, in no index
   kLoading,      // L3 -> `tier`: has a range only once there was room; waiters wait
   kResident,     // whole, in `tier`
-  kDemoting,     // whole in L1, on its way to L2; a lookup calls the move off
+  kDemoting,     // whole in L1, on its way to L2; a lookup calls the move off, unless it is one
+                 // that wants the entry there: those wait
   kPromoting,    // whole in L2, on its way to L1; waiters wait
   kWritingBack,  // whole, leaving memory as soon as its bytes are staged for L3; a lookup calls it
                  // off
@@ -52,7 +54,8 @@ struct CacheEntry {
   TierId tier = TierId::kL1;
   EntryState state = EntryState::kReserved;
   bool doomed = false;      // unreachable by key
-  bool called_off = false;  // kDemoting, kWritingBack: stay after all
+  bool called_off = false;  // kDemoting, kPromoting, kWritingBack: stay after all
+  bool for_host = false;    // kDemoting: on behalf of a lookup and not to make room
   bool saved = false;       // L3 has this generation
   bool admitted = false;    // may be written to L3
   bool queued = false;      // waits in the persist queue

@@ -47,6 +47,13 @@ inline constexpr int kMemoryTiers = 2;
 
 absl::string_view TierName(TierId tier);  // "l1", "l2", "l3"
 
+// Which memory a caller can use, where L1 is device memory; it makes no difference where it is not.
+enum class Place : uint8_t {
+  kAny,     // the fastest tier
+  kDevice,  // device memory only
+  kHost,    // host memory only
+};
+
 }  // namespace embcache
 
 #endif  // EMBCACHE_STORAGE_ENTRY_H_

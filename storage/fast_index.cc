@@ -28,7 +28,7 @@ uint32_t Append(absl::string_view text, std::string* blob) {
 }
 
 template <typename T>
-void Place(const T& record, size_t at, std::string* blob) {
+void PutAt(const T& record, size_t at, std::string* blob) {
   std::memcpy(blob->data() + at, &record, sizeof(record));
 }
 
@@ -68,7 +68,7 @@ std::string EncodeFastBlob(const FastEntry& entry) {
     std::copy(tensor.shape.begin(), tensor.shape.end(), record.shape);
     record.name_bytes = static_cast<uint16_t>(tensor.name.size());
     record.name_at = Append(tensor.name, &blob);
-    Place(record, tensors_at + i * sizeof(record), &blob);
+    PutAt(record, tensors_at + i * sizeof(record), &blob);
   }
   for (size_t i = 0; i < metadata.size(); ++i) {
     embcache_fast_metadata record = {};
@@ -76,10 +76,10 @@ std::string EncodeFastBlob(const FastEntry& entry) {
     record.name_at = Append(metadata[i].first, &blob);
     record.value_bytes = static_cast<uint32_t>(metadata[i].second.size());
     record.value_at = Append(metadata[i].second, &blob);
-    Place(record, metadata_at + i * sizeof(record), &blob);
+    PutAt(record, metadata_at + i * sizeof(record), &blob);
   }
   head.blob_bytes = static_cast<uint32_t>(blob.size());
-  Place(head, 0, &blob);
+  PutAt(head, 0, &blob);
   return blob;
 }
 

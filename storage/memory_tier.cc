@@ -83,6 +83,7 @@ double MemoryTier::Fragmentation() const {
 
 std::optional<MemoryRange> MemoryTier::Allocate(uint64_t bytes) {
   EMB_CHECK(bytes > 0);
+  if (!enabled()) return std::nullopt;
   // Best fit over all segments as if they were one.
   std::optional<uint32_t> tightest;
   uint64_t tightest_bytes = 0;

@@ -47,7 +47,7 @@ class MemoryTier {
   static absl::StatusOr<MemoryTier> Create(TierId id, const MemoryTierOptions& options,
                                            MemoryResource* resource);
 
-  bool enabled() const { return !segments_.empty(); }
+  bool enabled() const { return !segments_.empty() && !lost_; }
   TierId id() const { return id_; }
   const std::vector<Segment>& segments() const { return segments_; }
   const std::string& device_uuid() const { return device_uuid_; }
@@ -62,6 +62,10 @@ class MemoryTier {
   // REQUIRES: `range` came from Allocate and was not freed.
   void Free(const MemoryRange& range);
 
+  // The memory cannot be used any more: from now on there is no range to be had, and those handed
+  // out can only be freed.
+  void MarkLost() { lost_ = true; }
+
   // What Allocate(bytes) would take from free_bytes().
   static uint64_t ChargedBytes(uint64_t bytes) { return SegmentArena::RoundUp(bytes); }
 
@@ -73,6 +77,7 @@ class MemoryTier {
   std::vector<Segment> segments_;
   uint64_t capacity_bytes_ = 0;
   uint64_t used_bytes_ = 0;
+  bool lost_ = false;
 };
 
 }  // namespace embcache

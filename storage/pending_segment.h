@@ -45,6 +45,12 @@ struct PendingSegment {
   bool empty() const { return live == 0; }
 };
 
+// What has become of one.
+struct WrittenSegment {
+  uint64_t bytes = 0;
+  std::vector<RecordPosition> positions;  // by entry number
+};
+
 // An upper bound of what a file takes beside its records.
 inline constexpr uint64_t kFileOverheadBytes = 32 * 1024;
 inline constexpr uint64_t kChunkBytes = uint64_t{1} << 20;

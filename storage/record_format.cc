@@ -2,6 +2,7 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -13,10 +14,11 @@
 namespace embcache {
 namespace {
 
-constexpr uint32_t kHeaderMagic = 0x31524d45;  // "EMR1"
-constexpr uint32_t kFooterMagic = 0x31464d45;  // "EMF1"
+constexpr uint32_t kHeaderMagic = 0x31524d45;     // "EMR1"
+constexpr uint32_t kOldFooterMagic = 0x31464d45;  // "EMF1", without positions
+constexpr uint32_t kFooterMagic = 0x32464d45;     // "EMF2"
 constexpr size_t kHashBytes = 8;
-constexpr size_t kFooterFixedBytes = 4 + 6 * 8 + 2;  // of one entry, beside its key
+constexpr size_t kFooterFixedBytes = 4 + 6 * 8 + 8 + 4 + 1 + 1 + 2;  // of one entry, beside its key
 
 // `writer`'s bytes and their checksum.
 std::string Seal(ByteWriter writer) {
@@ -25,10 +27,10 @@ std::string Seal(ByteWriter writer) {
   return std::move(writer).Take();
 }
 
-// The content of a sealed byte string; DATA_LOSS when hash or magic differ.
-absl::StatusOr<absl::string_view> Unseal(absl::string_view bytes, uint32_t magic,
-                                         absl::string_view what) {
-  if (bytes.size() < sizeof(magic) + kHashBytes) {
+// The content of a sealed byte string, which begins with its magic; DATA_LOSS when the hash
+// differs.
+absl::StatusOr<absl::string_view> Unseal(absl::string_view bytes, absl::string_view what) {
+  if (bytes.size() < sizeof(uint32_t) + kHashBytes) {
     return absl::DataLossError(absl::StrCat(what, ": only ", bytes.size(), " bytes"));
   }
   const absl::string_view content = bytes.substr(0, bytes.size() - kHashBytes);
@@ -36,11 +38,11 @@ absl::StatusOr<absl::string_view> Unseal(absl::string_view bytes, uint32_t magic
       XXH3_64bits(content.data(), content.size())) {
     return absl::DataLossError(absl::StrCat(what, ": checksum differs"));
   }
-  ByteReader reader(content);
-  if (reader.Number<uint32_t>() != magic) {
-    return absl::DataLossError(absl::StrCat(what, ": not one, by its first bytes"));
-  }
-  return reader.rest();
+  return content;
+}
+
+absl::Status WrongMagic(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat(what, ": not one, by its first bytes"));
 }
 
 void WriteTensor(const TensorSpec& tensor, ByteWriter& writer) {
@@ -112,9 +114,10 @@ std::string EncodeHeader(const StoredRecord& record, const PayloadHash& hash) {
 }
 
 absl::StatusOr<RecordHeader> DecodeHeader(absl::string_view bytes) {
-  absl::StatusOr<absl::string_view> content = Unseal(bytes, kHeaderMagic, "record header");
+  absl::StatusOr<absl::string_view> content = Unseal(bytes, "record header");
   if (!content.ok()) return content.status();
   ByteReader reader(*content);
+  if (reader.Number<uint32_t>() != kHeaderMagic) return WrongMagic("record header");
   RecordHeader header;
   header.record.generation = reader.Number<uint64_t>();
   header.record.model_epoch = reader.Number<uint64_t>();
@@ -157,6 +160,10 @@ std::string EncodeFooter(uint64_t file, const std::vector<FooterEntry>& entries)
     writer.Time(entry.created);
     writer.Time(entry.expires);
     writer.Time(entry.last_access);
+    writer.Number(entry.position.header);
+    writer.Number(entry.position.header_bytes);
+    writer.Number(entry.position.first_gap);
+    writer.Number(entry.position.second_gap);
     writer.Text<uint16_t>(entry.key.encoded());
   }
   writer.PadTo(kFooterMinBytes);
@@ -164,12 +171,15 @@ std::string EncodeFooter(uint64_t file, const std::vector<FooterEntry>& entries)
 }
 
 absl::StatusOr<std::vector<FooterEntry>> DecodeFooter(uint64_t file, absl::string_view bytes) {
-  absl::StatusOr<absl::string_view> content = Unseal(bytes, kFooterMagic, "file footer");
+  absl::StatusOr<absl::string_view> content = Unseal(bytes, "file footer");
   if (!content.ok()) return content.status();
   ByteReader reader(*content);
+  const uint32_t magic = reader.Number<uint32_t>();
+  if (magic != kFooterMagic && magic != kOldFooterMagic) return WrongMagic("file footer");
   const uint64_t written_for = reader.Number<uint64_t>();
   const uint32_t count = reader.Number<uint32_t>();
   std::vector<FooterEntry> entries;
+  entries.reserve(std::min<size_t>(count, content->size() / kFooterFixedBytes + 1));
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
     const uint32_t number = reader.Number<uint32_t>();
     const uint64_t payload_bytes = reader.Number<uint64_t>();
@@ -178,10 +188,17 @@ absl::StatusOr<std::vector<FooterEntry>> DecodeFooter(uint64_t file, absl::strin
     const absl::Time created = reader.Time();
     const absl::Time expires = reader.Time();
     const absl::Time last_access = reader.Time();
+    RecordPosition position;
+    if (magic == kFooterMagic) {
+      position.header = reader.Number<uint64_t>();
+      position.header_bytes = reader.Number<uint32_t>();
+      position.first_gap = reader.Number<uint8_t>();
+      position.second_gap = reader.Number<uint8_t>();
+    }
     absl::StatusOr<CacheKey> key = CacheKey::Decode(reader.Text<uint16_t>());
     if (!key.ok()) return absl::DataLossError("file footer: fields out of range");
     entries.push_back({*std::move(key), number, payload_bytes, generation, model_epoch, created,
-                       expires, last_access});
+                       expires, last_access, position});
   }
   if (!reader.ok() || written_for != file) {
     return absl::DataLossError(

@@ -2,6 +2,9 @@
 
 #include <pthread.h>
 #include <rocksdb/convenience.h>
+#include <rocksdb/env.h>
+#include <rocksdb/file_system.h>
+#include <rocksdb/listener.h>
 #include <rocksdb/sst_file_writer.h>
 #include <sys/stat.h>
 
@@ -21,6 +24,8 @@ namespace {
 using rocksdb::Slice;
 
 constexpr size_t kKeyBytes = 16;
+constexpr uint64_t kPauseBytes = uint64_t{256} << 10;
+constexpr uint64_t kReadPieceBytes = uint64_t{256} << 10;
 
 void AppendBigEndian(uint64_t value, int bytes, std::string* to) {
   for (int i = bytes - 1; i >= 0; --i) to->push_back(static_cast<char>(value >> (8 * i)));
@@ -68,27 +73,74 @@ std::string RecordName(const IndexEntry& at) {
   return absl::StrCat("file ", at.file, " entry ", at.entry);
 }
 
-std::vector<FooterEntry> FooterOf(const PendingSegment& segment) {
+std::vector<FooterEntry> FooterOf(const PendingSegment& segment,
+                                  const std::vector<RecordPosition>& positions) {
   std::vector<FooterEntry> entries;
   for (uint32_t i = 0; i < segment.records.size(); ++i) {
     if (segment.records[i] == nullptr) continue;
     const PendingRecord& pending = *segment.records[i];
     const EntryInfo& info = *pending.record.info;
     entries.push_back({info.key, i, info.payload_bytes(), pending.record.generation,
-                       pending.record.model_epoch, info.created, info.expires,
-                       pending.last_access});
+                       pending.record.model_epoch, info.created, info.expires, pending.last_access,
+                       positions[i]});
   }
   return entries;
 }
 
-rocksdb::Status WriteRecord(rocksdb::SstFileWriter& writer, uint64_t file, uint32_t entry,
-                            const PendingRecord& pending) {
-  rocksdb::Status status = writer.Put(PayloadKey(file, entry, 0), pending.header);
-  uint32_t chunk = 1;
-  for (uint64_t at = 0; status.ok() && at < pending.payload_bytes(); at += kChunkBytes) {
-    const uint64_t bytes = std::min(kChunkBytes, pending.payload_bytes() - at);
-    status = writer.Put(PayloadKey(file, entry, chunk++), Slice(pending.payload.get() + at, bytes));
+absl::Status IsRecord(const RecordHeader& header, const CacheKey& key, const IndexEntry& at) {
+  const EntryInfo& info = *header.record.info;
+  if (info.key == key && header.record.generation == at.generation &&
+      info.payload_bytes() == at.payload_bytes) {
+    return absl::OkStatus();
   }
+  return absl::DataLossError(absl::StrCat(RecordName(at), ": another record"));
+}
+
+// Writes pairs and follows where their values go.
+class PairWriter {
+ public:
+  PairWriter(rocksdb::SstFileWriter* writer, const std::function<void()>& pause)
+      : writer_(*writer), pause_(pause) {}
+
+  rocksdb::Status Put(const std::string& key, const Slice& value, uint64_t* offset) {
+    if (pause_ && value.size() >= kPauseBytes) pause_();
+    const rocksdb::Status status = writer_.Put(key, value);
+    if (status.ok()) *offset = layout_.Add(key, value.size(), writer_.FileSize());
+    return status;
+  }
+
+ private:
+  rocksdb::SstFileWriter& writer_;
+  const std::function<void()>& pause_;
+  SegmentLayout layout_;
+};
+
+rocksdb::Status WriteRecord(PairWriter& writer, uint64_t file, uint32_t entry,
+                            const PendingRecord& pending, RecordPosition* position) {
+  uint64_t offset = 0;
+  rocksdb::Status status = writer.Put(PayloadKey(file, entry, 0), pending.header, &offset);
+  RecordPosition found{.header = offset,
+                       .header_bytes = static_cast<uint32_t>(pending.header.size())};
+  bool regular = true;
+  uint64_t end = offset + pending.header.size();
+  uint32_t chunk = 1;
+  for (uint64_t at = 0; status.ok() && at < pending.payload_bytes(); at += kChunkBytes, ++chunk) {
+    const uint64_t bytes = std::min(kChunkBytes, pending.payload_bytes() - at);
+    status = writer.Put(PayloadKey(file, entry, chunk), Slice(pending.payload.get() + at, bytes),
+                        &offset);
+    const uint64_t gap = offset - end;
+    if (chunk == 1) {
+      found.first_gap = static_cast<uint8_t>(gap);
+      regular = gap == found.first_gap;
+    } else if (chunk == 2) {
+      found.second_gap = static_cast<uint8_t>(gap);
+      regular = regular && gap == found.second_gap;
+    } else {
+      regular = regular && gap == LaterChunkGap(bytes);
+    }
+    end = offset + bytes;
+  }
+  if (regular) *position = found;
   return status;
 }
 
@@ -108,11 +160,7 @@ class RecordCursor {
     if (absl::Status there = At(0); !there.ok()) return there;
     absl::StatusOr<RecordHeader> header = DecodeHeader(AsView(cursor_->value()));
     if (!header.ok()) return header.status();
-    const EntryInfo& info = *header->record.info;
-    if (!(info.key == key) || header->record.generation != at_.generation ||
-        info.payload_bytes() != at_.payload_bytes) {
-      return absl::DataLossError(absl::StrCat(RecordName(at_), ": another record"));
-    }
+    if (absl::Status same = IsRecord(*header, key, at_); !same.ok()) return same;
     if (at_.payload_bytes > 0) cursor_->Next();
     return header;
   }
@@ -151,20 +199,55 @@ class RecordCursor {
 
 }  // namespace
 
+// Learns under which name RocksDB has taken a file in: nothing else says it.
+class RocksDbHandle::IngestListener : public rocksdb::EventListener {
+ public:
+  void OnExternalFileIngested(rocksdb::DB*,
+                              const rocksdb::ExternalFileIngestionInfo& info) override {
+    absl::MutexLock lock(&mu_);
+    path_ = info.internal_file_path;
+  }
+  std::string TakePath() {
+    absl::MutexLock lock(&mu_);
+    return std::exchange(path_, std::string());
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::string path_ ABSL_GUARDED_BY(mu_);
+};
+
+RocksDbHandle::RocksDbHandle(const RocksDbSettings& settings, rocksdb::DB* db,
+                             std::shared_ptr<IngestListener> ingested)
+    : ingested_(std::move(ingested)),
+      env_(settings.env != nullptr ? settings.env : rocksdb::Env::Default()),
+      direct_reads_(settings.direct_reads),
+      db_(db) {
+  std::vector<rocksdb::LiveFileMetaData> files;
+  db_->GetLiveFilesMetaData(&files);
+  absl::MutexLock lock(&mu_);
+  for (const rocksdb::LiveFileMetaData& file : files) {
+    if (file.smallestkey.size() != kKeyBytes) continue;
+    paths_[ReadBigEndian(file.smallestkey.data(), 8)] = absl::StrCat(file.db_path, file.name);
+  }
+}
+
 absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbHandle::Open(const RocksDbSettings& settings,
                                                                    Mode mode) {
   rocksdb::Options options = StoreRocksDbOptions(settings);
   options.create_if_missing = mode == Mode::kCreate;
   options.error_if_exists = mode == Mode::kCreate;
+  auto ingested = std::make_shared<IngestListener>();
+  options.listeners.push_back(ingested);
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status = mode == Mode::kReadOnly
                                      ? rocksdb::DB::OpenForReadOnly(options, settings.path, &db)
                                      : rocksdb::DB::Open(options, settings.path, &db);
   if (!status.ok()) return FromRocksDb(status, absl::StrCat("open ", settings.path));
-  return std::unique_ptr<RocksDbHandle>(new RocksDbHandle(db, settings.direct_reads));
+  return std::unique_ptr<RocksDbHandle>(new RocksDbHandle(settings, db, std::move(ingested)));
 }
 
-absl::StatusOr<std::vector<RocksDbHandle::LiveFile>> RocksDbHandle::LiveFiles() const {
+absl::StatusOr<std::vector<LiveFile>> RocksDbHandle::LiveFiles() const {
   std::vector<rocksdb::LiveFileMetaData> files;
   db_->GetLiveFilesMetaData(&files);
   std::vector<LiveFile> live;
@@ -202,8 +285,77 @@ absl::StatusOr<std::vector<FooterEntry>> RocksDbHandle::ReadFooter(uint64_t file
   return failure;
 }
 
+std::string RocksDbHandle::PathOf(uint64_t file) const {
+  absl::MutexLock lock(&mu_);
+  auto found = paths_.find(file);
+  return found == paths_.end() ? std::string() : found->second;
+}
+
 absl::StatusOr<StoredRecord> RocksDbHandle::ReadRecord(const CacheKey& key, const IndexEntry& at,
                                                        char* to) const {
+  if (at.position.known() && !direct_reads_) {
+    absl::StatusOr<StoredRecord> record = ReadAtPosition(key, at, to);
+    by_position_.fetch_add(1, std::memory_order_relaxed);
+    if (record.ok()) return record;
+    fallbacks_.fetch_add(1, std::memory_order_relaxed);
+  }
+  return ReadRecordByKey(key, at, to);
+}
+
+absl::StatusOr<StoredRecord> RocksDbHandle::ReadAtPosition(const CacheKey& key,
+                                                           const IndexEntry& at, char* to) const {
+  const std::string path = PathOf(at.file);
+  if (path.empty()) return absl::NotFoundError(RecordName(at));
+  std::unique_ptr<rocksdb::FSRandomAccessFile> file;
+  const rocksdb::IOStatus opened = env_->GetFileSystem()->NewRandomAccessFile(
+      path, rocksdb::FileOptions(), &file, /*dbg=*/nullptr);
+  if (!opened.ok()) return ReadFailure(opened, RecordName(at));
+  const auto read = [&](uint64_t offset, uint64_t bytes, char* target) {
+    Slice got;
+    const rocksdb::IOStatus status =
+        file->Read(offset, bytes, rocksdb::IOOptions(), &got, target, /*dbg=*/nullptr);
+    if (!status.ok()) return ReadFailure(status, RecordName(at));
+    if (got.size() != bytes) return absl::DataLossError("the file ends too early");
+    if (got.data() != target) std::memcpy(target, got.data(), bytes);
+    return absl::OkStatus();
+  };
+  // From a cold disk all of it is on its way while the first piece is hashed.
+  if (at.payload_bytes > kReadPieceBytes) {
+    (void)file->Prefetch(at.position.header, at.position.header_bytes + at.payload_bytes,
+                         rocksdb::IOOptions(), /*dbg=*/nullptr);
+  }
+  std::string bytes(at.position.header_bytes, '\0');
+  absl::Status status = read(at.position.header, bytes.size(), bytes.data());
+  if (!status.ok()) return status;
+  absl::StatusOr<RecordHeader> header = DecodeHeader(bytes);
+  if (!header.ok()) return header.status();
+  if (absl::Status same = IsRecord(*header, key, at); !same.ok()) return same;
+  uint64_t offset = at.position.header + bytes.size();
+  PayloadHasher hasher;
+  for (uint64_t done = 0; done < at.payload_bytes; done += kChunkBytes) {
+    const uint64_t chunk = std::min(kChunkBytes, at.payload_bytes - done);
+    if (done == 0) {
+      offset += at.position.first_gap;
+    } else {
+      offset += done == kChunkBytes ? at.position.second_gap : LaterChunkGap(chunk);
+    }
+    // In pieces that are still in the processor's cache when they are hashed.
+    for (uint64_t piece = 0; piece < chunk; piece += kReadPieceBytes) {
+      const uint64_t length = std::min(kReadPieceBytes, chunk - piece);
+      status = read(offset + piece, length, to + done + piece);
+      if (!status.ok()) return status;
+      hasher.Add(to + done + piece, length);
+    }
+    offset += chunk;
+  }
+  if (hasher.Finish() != header->hash) {
+    return absl::DataLossError(absl::StrCat(RecordName(at), ": payload checksum differs"));
+  }
+  return std::move(header->record);
+}
+
+absl::StatusOr<StoredRecord> RocksDbHandle::ReadRecordByKey(const CacheKey& key,
+                                                            const IndexEntry& at, char* to) const {
   const uint64_t chunks = (at.payload_bytes + kChunkBytes - 1) / kChunkBytes;
   // Around the page cache nobody reads ahead: two halves at a time keep the disk busy. For a few
   // chunks a thread costs more than it brings.
@@ -236,20 +388,23 @@ absl::StatusOr<StoredRecord> RocksDbHandle::ReadRecord(const CacheKey& key, cons
   return std::move(header->record);
 }
 
-absl::StatusOr<uint64_t> RocksDbHandle::WriteSegment(const RocksDbSettings& settings,
-                                                     const std::string& path,
-                                                     const PendingSegment& segment) {
+absl::StatusOr<WrittenSegment> RocksDbHandle::WriteSegment(const RocksDbSettings& settings,
+                                                           const std::string& path,
+                                                           const PendingSegment& segment) {
   const rocksdb::Options options = StoreRocksDbOptions(settings);
   rocksdb::EnvOptions env_options(options);
   env_options.use_mmap_writes = false;
   rocksdb::SstFileWriter writer(env_options, options, nullptr, /*invalidate_page_cache=*/false);
   rocksdb::Status status = writer.Open(path);
+  PairWriter pairs(&writer, settings.pause);
+  WrittenSegment written;
+  written.positions.resize(segment.records.size());
   for (uint32_t i = 0; status.ok() && i < segment.records.size(); ++i) {
     if (segment.records[i] == nullptr) continue;
-    status = WriteRecord(writer, segment.number, i, *segment.records[i]);
+    status = WriteRecord(pairs, segment.number, i, *segment.records[i], &written.positions[i]);
   }
   if (status.ok()) {
-    const std::string footer = EncodeFooter(segment.number, FooterOf(segment));
+    const std::string footer = EncodeFooter(segment.number, FooterOf(segment, written.positions));
     for (uint32_t copy : kFooterCopies) {
       if (status.ok()) status = writer.Put(PayloadKey(segment.number, kFooterEntry, copy), footer);
     }
@@ -257,10 +412,11 @@ absl::StatusOr<uint64_t> RocksDbHandle::WriteSegment(const RocksDbSettings& sett
   rocksdb::ExternalSstFileInfo info;
   if (status.ok()) status = writer.Finish(&info);
   if (!status.ok()) return FromRocksDb(status, absl::StrCat("write ", path));
-  return info.file_size;
+  written.bytes = info.file_size;
+  return written;
 }
 
-absl::Status RocksDbHandle::Ingest(const std::string& path) {
+absl::Status RocksDbHandle::Ingest(const std::string& path, uint64_t file) {
   rocksdb::IngestExternalFileOptions options;
   options.move_files = true;
   options.failed_move_fall_back_to_copy = false;
@@ -269,7 +425,11 @@ absl::Status RocksDbHandle::Ingest(const std::string& path) {
   options.write_global_seqno = false;
   // Only files of the bottom level can be dropped as a whole.
   options.fail_if_not_bottommost_level = true;
-  return FromRocksDb(db_->IngestExternalFile({path}, options), absl::StrCat("ingest ", path));
+  const rocksdb::Status status = db_->IngestExternalFile({path}, options);
+  if (!status.ok()) return FromRocksDb(status, absl::StrCat("ingest ", path));
+  absl::MutexLock lock(&mu_);
+  paths_[file] = ingested_->TakePath();
+  return absl::OkStatus();
 }
 
 absl::Status RocksDbHandle::Drop(uint64_t file) {
@@ -278,6 +438,10 @@ absl::Status RocksDbHandle::Drop(uint64_t file) {
   const Slice begin(first);
   const Slice end(last);
   const rocksdb::RangePtr range(&begin, &end);
+  {
+    absl::MutexLock lock(&mu_);
+    paths_.erase(file);
+  }
   return FromRocksDb(rocksdb::DeleteFilesInRanges(db_.get(), db_->DefaultColumnFamily(), &range, 1),
                      absl::StrCat("drop file ", file));
 }

@@ -77,7 +77,12 @@ absl::StatusOr<std::shared_ptr<const PendingRecord>> RocksDbStore::Prepare(
   const uint64_t payload_bytes = record.info->payload_bytes();
   auto pending = std::make_shared<PendingRecord>();
   pending->record = record;
-  pending->hash = HashPayload(payload.get(), payload_bytes);
+  PayloadHasher hasher;
+  for (uint64_t at = 0; at < payload_bytes; at += kChunkBytes) {
+    if (at > 0 && options_.pause) options_.pause();
+    hasher.Add(payload.get() + at, std::min(kChunkBytes, payload_bytes - at));
+  }
+  pending->hash = hasher.Finish();
   pending->header = EncodeHeader(record, pending->hash);
   pending->payload = std::move(payload);
   pending->last_access = options_.clock->Now();
@@ -169,7 +174,9 @@ absl::StatusOr<StoredRecord> RocksDbStore::ReadAs(const CacheKey& key, uint64_t 
     }
   }
   if (pending != nullptr) return ReadPending(*pending, touch, to);
-  absl::StatusOr<StoredRecord> record = db->ReadRecord(key, at, to);
+  // A check is of what RocksDB needs too.
+  absl::StatusOr<StoredRecord> record =
+      touch ? db->ReadRecord(key, at, to) : db->ReadRecordByKey(key, at, to);
   db.reset();
   absl::MutexLock lock(&mu_);
   --readers_[phase];

@@ -54,6 +54,7 @@ class Env;
 namespace embcache {
 
 class RocksDbHandle;
+struct LiveFile;
 struct RocksDbSettings;
 
 struct RocksDbStoreOptions {
@@ -66,13 +67,19 @@ struct RocksDbStoreOptions {
   // With less than this left on the file system at the start, the store is opened for reading only
   // until there is more.
   uint64_t min_free_bytes = uint64_t{32} << 20;
-  uint64_t max_files = 4000;
+  // 0: 4000, or twice what the capacity holds of full ones. At that number small ones become one.
+  uint64_t max_files = 0;
   int max_open_files = 512;
   bool direct_reads = false;  // around the page cache
+  // Begin empty, whatever is there.
+  bool discard = false;
   // Without it nothing happens by age until somebody calls Tick.
   bool background_thread = true;
   // How RocksDB reaches the disk, for tests; not owned. nullptr: the real one.
   rocksdb::Env* env = nullptr;
+  // Called between pieces, of about a MiB, of what is done in the background; may block for some
+  // milliseconds.
+  std::function<void()> pause;
   // Told of what an operator should know. Called from several threads, with the writers' lock held
   // at times: must be quick, and call nothing of the store's.
   std::function<void(absl::string_view)> log;
@@ -84,7 +91,7 @@ class RocksDbStore final : public PersistentStore {
  public:
   // INVALID_ARGUMENT: impossible options. ALREADY_EXISTS: the directory is in use (the message
   // names the process). FAILED_PRECONDITION: it has an unknown version, or is no store. Nothing in
-  // it is touched then.
+  // it is touched then. Others: it cannot be used now, and may be later.
   static absl::StatusOr<std::unique_ptr<RocksDbStore>> Open(const RocksDbStoreOptions& options);
   // Seals what is pending. No other call may be in progress.
   ~RocksDbStore() override;
@@ -146,17 +153,23 @@ class RocksDbStore final : public PersistentStore {
 
   // rocksdb_store_writing.cc
   absl::Status Seal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status WriteFile(const PendingSegment& segment, bool* uncertain, uint64_t* file_bytes)
+  absl::Status WriteFile(const PendingSegment& segment, bool* uncertain, WrittenSegment* file)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetPositions(const PendingSegment& segment, const std::vector<RecordPosition>& positions)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteMeta(bool always) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status MakeRoom(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status EvictOldest(uint64_t* freed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<std::shared_ptr<const PendingRecord>> ReadSurvivors(
-      uint64_t file, uint64_t file_bytes, const std::vector<FooterEntry>& footer)
+  absl::Status ThinOutFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status EvictFile(uint64_t file, uint64_t file_bytes, bool keep_all)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::shared_ptr<const PendingRecord>> ReadSurvivors(
+      uint64_t file, uint64_t most_bytes, bool untouched_too,
+      const std::vector<FooterEntry>& footer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status DropFile(uint64_t file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t EraseFileRecords(uint64_t file, const std::vector<FooterEntry>* footer)
@@ -180,6 +193,11 @@ class RocksDbStore final : public PersistentStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   std::unique_ptr<RocksDbHandle> CreateHandle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
+  struct LoadedFile;  // a footer that was read
+  static std::vector<LoadedFile> ReadFooters(const RocksDbHandle& handle,
+                                             const std::vector<LiveFile>& live, size_t* next);
+  absl::Status LoadBatch(RocksDbHandle& handle, std::vector<LoadedFile> batch, bool* read_only)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status LoadFrom(RocksDbHandle& handle, bool* read_only)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status StartEmpty(const absl::Status& reason, bool* read_only)
@@ -191,6 +209,7 @@ class RocksDbStore final : public PersistentStore {
 
   const RocksDbStoreOptions options_;
   const uint64_t segment_bytes_;
+  const uint64_t max_files_;
   const uint64_t reserve_bytes_;
   std::unique_ptr<StoreDirectory> directory_;
 

@@ -1,6 +1,9 @@
 // How RocksDbStore finds its state again: at the start, and when a poisoned handle is replaced.
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "storage/rocksdb_handle.h"
@@ -14,15 +17,43 @@ uint64_t SegmentBytes(const RocksDbStoreOptions& options) {
   return std::min<uint64_t>(options.capacity_bytes / 64, uint64_t{64} << 20);
 }
 
+uint64_t MaxFiles(const RocksDbStoreOptions& options) {
+  if (options.max_files != 0) return options.max_files;
+  return std::max<uint64_t>(4000, 2 * options.capacity_bytes / SegmentBytes(options));
+}
+
 uint64_t ReserveBytes(const RocksDbStoreOptions& options) {
   return std::min<uint64_t>(options.capacity_bytes / 16, uint64_t{8} << 20);
 }
 
+// Records whose footers are taken in at a time, for a few tens of MB of them in memory.
+constexpr size_t kLoadBatch = 200'000;
+
 }  // namespace
+
+struct RocksDbStore::LoadedFile {
+  LiveFile live;
+  absl::StatusOr<std::vector<FooterEntry>> footer;
+};
+
+// Reads footers from file number `*next` of `live` on, up to kLoadBatch records.
+std::vector<RocksDbStore::LoadedFile> RocksDbStore::ReadFooters(const RocksDbHandle& handle,
+                                                                const std::vector<LiveFile>& live,
+                                                                size_t* next) {
+  std::vector<LoadedFile> batch;
+  for (size_t records = 0; *next < live.size() && records < kLoadBatch; ++*next) {
+    const LiveFile& file = live[*next];
+    batch.push_back({file, file.intact ? handle.ReadFooter(file.number)
+                                       : absl::DataLossError("missing or of another size")});
+    if (batch.back().footer.ok()) records += batch.back().footer->size();
+  }
+  return batch;
+}
 
 RocksDbStore::RocksDbStore(const RocksDbStoreOptions& options)
     : options_(options),
       segment_bytes_(SegmentBytes(options)),
+      max_files_(MaxFiles(options)),
       reserve_bytes_(ReserveBytes(options)) {}
 
 absl::StatusOr<std::unique_ptr<RocksDbStore>> RocksDbStore::Open(
@@ -66,7 +97,12 @@ void RocksDbStore::SetOpenFileLocked(uint64_t number) {
 
 absl::Status RocksDbStore::Load() {
   bool read_only = false;
-  absl::Status status = LoadMeta();
+  absl::Status status;
+  if (options_.discard) {
+    status = directory_->Discard();
+    if (!status.ok()) return absl::UnavailableError(status.message());
+  }
+  status = LoadMeta();
   absl::StatusOr<std::unique_ptr<RocksDbHandle>> opened = absl::CancelledError();
   if (status.ok()) {
     opened = OpenHandle(&read_only);
@@ -141,7 +177,7 @@ std::unique_ptr<RocksDbHandle> RocksDbStore::CreateHandle() {
 absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbStore::OpenHandle(bool* read_only) {
   using Mode = RocksDbHandle::Mode;
   const RocksDbSettings settings = HandleSettings();
-  *read_only = directory_->FreeBytes() < options_.min_free_bytes;
+  *read_only = directory_->FreeBytes() < options_.min_free_bytes || !directory_->Prepare().ok();
   if (!directory_->HasDatabase()) {
     std::unique_ptr<RocksDbHandle> created = *read_only ? nullptr : CreateHandle();
     *read_only = created == nullptr;
@@ -164,37 +200,57 @@ absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbStore::OpenHandle(bool* re
 }
 
 absl::Status RocksDbStore::LoadFrom(RocksDbHandle& handle, bool* read_only) {
-  absl::StatusOr<std::vector<RocksDbHandle::LiveFile>> live = handle.LiveFiles();
+  const absl::StatusOr<std::vector<LiveFile>> live = handle.LiveFiles();
   if (!live.ok()) return live.status();
-  {
+  if (!live->empty()) {
     absl::MutexLock lock(&mu_);
-    if (!live->empty()) SetOpenFileLocked(std::max(open_->number, live->back().number + 1));
+    SetOpenFileLocked(std::max(open_->number, live->back().number + 1));
   }
-  for (const RocksDbHandle::LiveFile& file : *live) {
-    absl::StatusOr<std::vector<FooterEntry>> footer =
-        file.intact ? handle.ReadFooter(file.number)
-                    : absl::DataLossError("missing or of another size");
-    if (absl::IsUnavailable(footer.status())) return footer.status();
-    if (footer.ok()) {
-      absl::MutexLock lock(&mu_);
-      files_[file.number].bytes = file.bytes;
-      for (const FooterEntry& entry : *footer) {
-        index_.LoadRecord(entry.key, {entry.generation, entry.payload_bytes, entry.model_epoch,
-                                      file.number, entry.entry, false});
-      }
-      continue;
-    }
-    Log(absl::StrCat("L3 drops file ", file.number, ": ", footer.status().message()));
-    // What cannot be dropped now is dropped by Reconcile, which knows only the files above.
-    if (!*read_only && !handle.Drop(file.number).ok()) *read_only = true;
-    absl::MutexLock lock(&mu_);
-    ++corruptions_;
+  size_t next = 0;
+  std::vector<LoadedFile> batch = ReadFooters(handle, *live, &next);
+  absl::Status status;
+  while (status.ok() && !batch.empty()) {
+    std::vector<LoadedFile> following;
+    std::thread reader([&] {
+      pthread_setname_np(pthread_self(), "l3-load");
+      following = ReadFooters(handle, *live, &next);
+    });
+    status = LoadBatch(handle, std::move(batch), read_only);
+    reader.join();
+    batch = std::move(following);
   }
+  if (!status.ok()) return status;
   absl::MutexLock lock(&mu_);
   for (const auto& [model, epoch] : index_.ModelEpochs()) {
     // One that was raised by a record may have come after some that it hides.
     if (index_.IsEpochDirty(model)) (void)index_.EraseHidden(model, SIZE_MAX);
   }
+  return absl::OkStatus();
+}
+
+absl::Status RocksDbStore::LoadBatch(RocksDbHandle& handle, std::vector<LoadedFile> batch,
+                                     bool* read_only) {
+  std::vector<std::pair<CacheKey, IndexEntry>> records;
+  for (LoadedFile& file : batch) {
+    if (absl::IsUnavailable(file.footer.status())) return file.footer.status();
+    if (file.footer.ok()) {
+      for (FooterEntry& entry : *file.footer) {
+        records.emplace_back(std::move(entry.key),
+                             IndexEntry{entry.generation, entry.payload_bytes, entry.model_epoch,
+                                        file.live.number, entry.entry, false, entry.position});
+      }
+      absl::MutexLock lock(&mu_);
+      files_[file.live.number].bytes = file.live.bytes;
+      continue;
+    }
+    Log(absl::StrCat("L3 drops file ", file.live.number, ": ", file.footer.status().message()));
+    // What cannot be dropped now is dropped by Reconcile, which knows only the files above.
+    if (!*read_only && !handle.Drop(file.live.number).ok()) *read_only = true;
+    absl::MutexLock lock(&mu_);
+    ++corruptions_;
+  }
+  absl::MutexLock lock(&mu_);
+  index_.LoadRecords(std::move(records));
   return absl::OkStatus();
 }
 
@@ -249,14 +305,14 @@ absl::Status RocksDbStore::Reopen() {
 
 // Makes disk and memory agree after a failure that left it open what had happened.
 absl::Status RocksDbStore::Reconcile(RocksDbHandle& handle) {
-  absl::StatusOr<std::vector<RocksDbHandle::LiveFile>> live = handle.LiveFiles();
+  absl::StatusOr<std::vector<LiveFile>> live = handle.LiveFiles();
   if (!live.ok()) return live.status();
   std::map<uint64_t, File> known;
   {
     absl::MutexLock lock(&mu_);
     known = files_;
   }
-  for (const RocksDbHandle::LiveFile& file : *live) {
+  for (const LiveFile& file : *live) {
     const bool wanted = file.intact && known.count(file.number) != 0;
     if (wanted) {
       known.erase(file.number);

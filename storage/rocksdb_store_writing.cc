@@ -13,7 +13,7 @@ namespace {
 constexpr absl::Duration kMaxBackoff = absl::Seconds(5);
 constexpr absl::Duration kReaderPatience = absl::Seconds(5);
 constexpr uint64_t kProbeBytes = uint64_t{1} << 20;
-constexpr size_t kEraseBatch = 2048;
+constexpr size_t kIndexBatch = 2048;
 
 }  // namespace
 
@@ -28,7 +28,8 @@ RocksDbSettings RocksDbStore::HandleSettings() const {
           options_.max_open_files,
           options_.direct_reads,
           options_.env,
-          options_.log};
+          options_.log,
+          options_.pause};
 }
 
 absl::Status RocksDbStore::Seal() {
@@ -41,14 +42,14 @@ absl::Status RocksDbStore::Seal() {
     SetOpenFileLocked(segment->number + 1);
   }
   bool uncertain = false;
-  uint64_t file_bytes = 0;
-  const absl::Status status = WriteFile(*segment, &uncertain, &file_bytes);
+  WrittenSegment file;
+  const absl::Status status = WriteFile(*segment, &uncertain, &file);
   {
     absl::MutexLock lock(&mu_);
     sealing_ = nullptr;
     if (status.ok()) {
-      files_[segment->number].bytes = file_bytes;
-      bytes_written_ += file_bytes;
+      files_[segment->number].bytes = file.bytes;
+      bytes_written_ += file.bytes;
       backoff_ = absl::Seconds(1);
     } else {
       for (uint32_t i = 0; i < segment->records.size(); ++i) {
@@ -62,31 +63,46 @@ absl::Status RocksDbStore::Seal() {
       }
     }
   }
+  if (status.ok()) SetPositions(*segment, file.positions);
   SetDiskBytes();
   // Removals and replacements that were waiting ride along; their failure is not this file's.
   if (status.ok()) (void)WriteMeta(/*always=*/false);
   return status;
 }
 
+void RocksDbStore::SetPositions(const PendingSegment& segment,
+                                const std::vector<RecordPosition>& positions) {
+  for (size_t at = 0; at < segment.records.size(); at += kIndexBatch) {
+    absl::MutexLock lock(&mu_);
+    const size_t end = std::min(segment.records.size(), at + kIndexBatch);
+    for (size_t i = at; i < end; ++i) {
+      if (segment.records[i] == nullptr) continue;
+      index_.SetPosition(segment.records[i]->key(), segment.number, static_cast<uint32_t>(i),
+                         positions[i]);
+    }
+  }
+}
+
 absl::Status RocksDbStore::WriteFile(const PendingSegment& segment, bool* uncertain,
-                                     uint64_t* file_bytes) {
+                                     WrittenSegment* file) {
   if (poisoned_) return absl::UnavailableError("the database has to be opened again first");
   absl::Status room = MakeRoom(segment.file_bytes + kFileOverheadBytes);
   if (!room.ok()) return room;
   const std::string path = directory_->StagedFile(segment.number);
-  absl::StatusOr<uint64_t> written = RocksDbHandle::WriteSegment(HandleSettings(), path, segment);
+  absl::StatusOr<WrittenSegment> written =
+      RocksDbHandle::WriteSegment(HandleSettings(), path, segment);
   if (!written.ok()) {
     directory_->RemoveStaged(segment.number);
     BeginBackoff(written.status());
     return written.status();
   }
-  const absl::Status ingested = handle()->Ingest(path);
+  const absl::Status ingested = handle()->Ingest(path, segment.number);
   if (!ingested.ok()) {
     *uncertain = true;
     directory_->RemoveStaged(segment.number);
     return Poison(ingested);
   }
-  *file_bytes = *written;
+  *file = *std::move(written);
   return absl::OkStatus();
 }
 
@@ -133,7 +149,7 @@ absl::Status RocksDbStore::MakeRoom(uint64_t bytes) {
     }
     const uint64_t wanted = used + bytes + reserve_bytes_;
     uint64_t over = wanted > options_.capacity_bytes ? wanted - options_.capacity_bytes : 0;
-    if (over == 0 && files < options_.max_files) return absl::OkStatus();
+    if (over == 0 && files < max_files_) return absl::OkStatus();
     if (over > 0 && directory_->HasAside()) {
       directory_->RemoveAside();
       continue;
@@ -143,11 +159,10 @@ absl::Status RocksDbStore::MakeRoom(uint64_t bytes) {
           absl::StrCat("L3: ", bytes, " bytes to write + ", used - in_files, " fixed + ",
                        reserve_bytes_, " reserve > capacity ", options_.capacity_bytes));
     }
-    over = std::max<uint64_t>(over, 1);
-    for (uint64_t freed = 0; freed < over;) {
-      absl::Status evicted = EvictOldest(&freed);
-      if (!evicted.ok()) return evicted;
-    }
+    absl::Status evicted;
+    if (over == 0) evicted = ThinOutFiles();
+    for (uint64_t freed = 0; evicted.ok() && freed < over;) evicted = EvictOldest(&freed);
+    if (!evicted.ok()) return evicted;
     absl::Status released = WaitForReaders();
     if (!released.ok()) return released;
   }
@@ -162,13 +177,50 @@ absl::Status RocksDbStore::EvictOldest(uint64_t* freed) {
     file = files_.begin()->first;
     file_bytes = files_.begin()->second.bytes;
   }
+  absl::Status evicted = EvictFile(file, file_bytes, /*keep_all=*/false);
+  if (evicted.ok()) *freed += file_bytes;
+  return evicted;
+}
+
+// There is room, but too many files: puts that trickle in make one every few seconds. The records
+// of small ones are written again, together; only where all are large the oldest goes with its own.
+// A few at a time, so that the file they become is not one too many again.
+absl::Status RocksDbStore::ThinOutFiles() {
+  const uint64_t wanted = max_files_ - std::min(max_files_, std::max<uint64_t>(2, max_files_ / 16));
+  for (bool first = true;; first = false) {
+    uint64_t file = 0;
+    uint64_t file_bytes = 0;
+    bool small = false;
+    {
+      absl::MutexLock lock(&mu_);
+      if (files_.size() <= wanted) return absl::OkStatus();
+      const uint64_t room =
+          segment_bytes_ > open_->file_bytes ? segment_bytes_ - open_->file_bytes : 0;
+      auto found = std::find_if(files_.begin(), files_.end(), [room](const auto& candidate) {
+        return candidate.second.bytes <= room / 2;
+      });
+      small = found != files_.end();
+      if (!small && !first) return absl::OkStatus();
+      if (!small) found = files_.begin();
+      file = found->first;
+      file_bytes = found->second.bytes;
+    }
+    absl::Status evicted = EvictFile(file, file_bytes, /*keep_all=*/small);
+    if (!evicted.ok() || !small) return evicted;
+  }
+}
+
+// What is kept is in RAM until the open segment is sealed: a crash before that loses it as if it
+// had been evicted.
+absl::Status RocksDbStore::EvictFile(uint64_t file, uint64_t file_bytes, bool keep_all) {
   const std::shared_ptr<RocksDbHandle> db = handle();
   const absl::StatusOr<std::vector<FooterEntry>> footer = db->ReadFooter(file);
   std::vector<std::shared_ptr<const PendingRecord>> survivors;
-  if (footer.ok()) survivors = ReadSurvivors(file, file_bytes, *footer);
+  if (footer.ok()) {
+    survivors = ReadSurvivors(file, keep_all ? file_bytes : file_bytes / 4, keep_all, *footer);
+  }
   absl::Status dropped = DropFile(file);
   if (!dropped.ok()) return dropped;
-  *freed += file_bytes;
   {
     absl::MutexLock lock(&mu_);
     for (std::shared_ptr<const PendingRecord>& survivor : survivors) {
@@ -191,17 +243,18 @@ absl::Status RocksDbStore::EvictOldest(uint64_t* freed) {
 }
 
 std::vector<std::shared_ptr<const PendingRecord>> RocksDbStore::ReadSurvivors(
-    uint64_t file, uint64_t file_bytes, const std::vector<FooterEntry>& footer) {
+    uint64_t file, uint64_t most_bytes, bool untouched_too,
+    const std::vector<FooterEntry>& footer) {
   std::vector<std::pair<CacheKey, IndexEntry>> chosen;
   {
     absl::MutexLock lock(&mu_);
     const uint64_t room =
         segment_bytes_ > open_->file_bytes ? segment_bytes_ - open_->file_bytes : 0;
-    uint64_t left = std::min(file_bytes / 4, room / 2);
+    uint64_t left = std::min(most_bytes, room / 2);
     for (const FooterEntry& entry : footer) {
       const IndexEntry* found = index_.Find(entry.key);
       if (found == nullptr || found->file != file || found->entry != entry.entry ||
-          !found->touched || found->payload_bytes > left) {
+          !(found->touched || untouched_too) || found->payload_bytes > left) {
         continue;
       }
       left -= found->payload_bytes;
@@ -243,13 +296,13 @@ uint64_t RocksDbStore::EraseFileRecords(uint64_t file, const std::vector<FooterE
     bool more = true;
     while (more) {
       absl::MutexLock lock(&mu_);
-      more = index_.EraseFile(file, kEraseBatch, &after, &erased);
+      more = index_.EraseFile(file, kIndexBatch, &after, &erased);
     }
     return erased;
   }
-  for (size_t at = 0; at < footer->size(); at += kEraseBatch) {
+  for (size_t at = 0; at < footer->size(); at += kIndexBatch) {
     absl::MutexLock lock(&mu_);
-    const size_t end = std::min(footer->size(), at + kEraseBatch);
+    const size_t end = std::min(footer->size(), at + kIndexBatch);
     for (size_t i = at; i < end; ++i) {
       const FooterEntry& entry = (*footer)[i];
       if (index_.ErasePlace(entry.key, file, entry.entry)) ++erased;

@@ -35,11 +35,21 @@ absl::Status MakeDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Of what may pass: a mount that is missing, a disk that fails.
+absl::Status Passing(const absl::Status& failure) {
+  return absl::UnavailableError(failure.message());
+}
+
 absl::StatusOr<int> TakeLock(const std::string& path) {
-  ScopedFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
-  if (fd.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
+  int opened = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
+  // What is on a read-only file system can still be read.
+  if (opened < 0 && errno == EROFS) opened = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  ScopedFd fd(opened);
+  if (fd.get() < 0) return Passing(absl::ErrnoToStatus(errno, absl::StrCat("open ", path)));
   if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("flock ", path));
+    if (errno != EWOULDBLOCK) {
+      return Passing(absl::ErrnoToStatus(errno, absl::StrCat("flock ", path)));
+    }
     const absl::StatusOr<std::string> owner = ReadWholeFile(path);
     return absl::AlreadyExistsError(
         absl::StrCat(path, ": in use by process ",
@@ -62,21 +72,29 @@ absl::Status WriteFormat(const std::string& directory) {
   return absl::OkStatus();
 }
 
-absl::Status CheckFormat(const std::string& directory) {
+// The version in FORMAT. NOT_FOUND: there is no such file. FAILED_PRECONDITION: it is none that
+// this program knows. UNAVAILABLE: it cannot be read.
+absl::StatusOr<int> ReadFormat(const std::string& directory) {
   const std::string path = absl::StrCat(directory, kFormatName);
-  if (access(path.c_str(), F_OK) == 0) {
-    absl::StatusOr<std::string> text = ReadWholeFile(path);
-    if (!text.ok()) return text.status();
-    absl::string_view version = *text;
-    int number = 0;
-    if (!absl::ConsumePrefix(&version, kFormatWord) || !absl::ConsumeSuffix(&version, "\n") ||
-        !absl::SimpleAtoi(version, &number) || number != kL3FormatVersion) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          path, ": \"", absl::StripSuffix(*text, "\n"), "\" is not a version this program knows (",
-          kFormatWord, kL3FormatVersion, "); move the directory away or choose another"));
-    }
-    return absl::OkStatus();
+  absl::StatusOr<std::string> text = ReadWholeFile(path);
+  if (absl::IsNotFound(text.status())) return text.status();
+  if (!text.ok()) return Passing(text.status());
+  absl::string_view version = *text;
+  int number = 0;
+  if (!absl::ConsumePrefix(&version, kFormatWord) || !absl::ConsumeSuffix(&version, "\n") ||
+      !absl::SimpleAtoi(version, &number) || number < kOldestL3FormatVersion ||
+      number > kL3FormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, ": \"", absl::StripSuffix(*text, "\n"), "\" is not a version this program knows (",
+        kFormatWord, kOldestL3FormatVersion, " to ", kL3FormatVersion,
+        "); move the directory away or choose another"));
   }
+  return number;
+}
+
+absl::Status CheckFormat(const std::string& directory) {
+  const absl::Status read = ReadFormat(directory).status();
+  if (!absl::IsNotFound(read)) return read;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
@@ -94,7 +112,7 @@ absl::Status CheckFormat(const std::string& directory) {
 absl::StatusOr<std::unique_ptr<StoreDirectory>> StoreDirectory::Open(absl::string_view path) {
   const std::string directory(path);
   absl::Status made = MakeDirectory(directory);
-  if (!made.ok()) return made;
+  if (!made.ok()) return Passing(made);
   absl::StatusOr<int> lock = TakeLock(absl::StrCat(directory, kLockName));
   if (!lock.ok()) return lock.status();
   std::unique_ptr<StoreDirectory> opened(new StoreDirectory(path, *lock));
@@ -102,13 +120,14 @@ absl::StatusOr<std::unique_ptr<StoreDirectory>> StoreDirectory::Open(absl::strin
   if (!checked.ok()) return checked;
   std::error_code error;
   fs::remove_all(directory + "/stage", error);
-  const absl::Status prepared = opened->Prepare();
-  if (!prepared.ok() && !absl::IsResourceExhausted(prepared)) return prepared;
+  opened->Prepare().IgnoreError();
   return opened;
 }
 
 absl::Status StoreDirectory::Prepare() const {
-  if (access((path_ + "/FORMAT").c_str(), F_OK) != 0) {
+  const absl::StatusOr<int> version = ReadFormat(path_);
+  if (!version.ok() && !absl::IsNotFound(version.status())) return version.status();
+  if (!version.ok() || *version != kL3FormatVersion) {
     absl::Status written = WriteFormat(path_);
     if (!written.ok()) return written;
   }
@@ -167,6 +186,16 @@ bool StoreDirectory::HasDatabase() const {
 
 bool StoreDirectory::HasDatabaseRoot() const {
   return access((db() + "/CURRENT").c_str(), F_OK) == 0;
+}
+
+absl::Status StoreDirectory::Discard() const {
+  // In this order: without a database its log of removals means nothing.
+  absl::Status moved = MoveDatabaseAside();
+  if (!moved.ok()) return moved;
+  if (unlink(meta_log().c_str()) != 0 && errno != ENOENT) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("unlink ", meta_log()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StoreDirectory::MoveDatabaseAside() const {

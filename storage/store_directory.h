@@ -1,7 +1,7 @@
 // StoreDirectory: the directory of an L3 store, its lock and its version.
 //
 //   <path>/LOCK.embcache   locked while the store lives; holds the owner's pid
-//   <path>/FORMAT          "embcache-l3 <version>\n"
+//   <path>/FORMAT          "embcache-l3 <version>\n", the newest of what is in there
 //   <path>/meta.log        removals and model epochs (MetaLog)
 //   <path>/db/             the database
 //   <path>/db.corrupt/     the last database that could not be opened, until its room is needed
@@ -24,10 +24,11 @@ namespace embcache {
 
 class StoreDirectory {
  public:
-  // Takes the lock, empties stage/, creates what is missing; on a full disk that is left to
-  // Prepare. FAILED_PRECONDITION: another process has the lock (nothing is touched; the message
-  // names its pid), the directory has a version this program does not know, or it holds something
-  // else than a store.
+  // Takes the lock, empties stage/, creates what is missing and raises an older version that can be
+  // read as it is; what the disk refuses of that is left to Prepare. ALREADY_EXISTS: another
+  // process has the lock (the message names its pid). FAILED_PRECONDITION: the directory has a
+  // version this program does not know, or it holds something else than a store. Nothing is touched
+  // then. UNAVAILABLE: it cannot be made, read or locked now.
   static absl::StatusOr<std::unique_ptr<StoreDirectory>> Open(absl::string_view path);
   ~StoreDirectory();
 
@@ -50,6 +51,8 @@ class StoreDirectory {
   bool HasDatabase() const;
   bool HasDatabaseRoot() const;
 
+  // Gives up all that was stored: db/ is moved aside, meta.log removed.
+  absl::Status Discard() const;
   // Renames db/, if there is one, to db.corrupt/, in place of an older one.
   absl::Status MoveDatabaseAside() const;
   // What a failed creation has left.

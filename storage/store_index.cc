@@ -15,6 +15,41 @@ std::string ModelPrefix(absl::string_view model) {
   return prefix;
 }
 
+// The order of encoded keys, found without looking at most of the keys: models rank by their
+// prefixes, and of what follows the first bytes nearly always tell.
+std::vector<uint32_t> SortedOrder(const std::vector<std::pair<CacheKey, IndexEntry>>& records) {
+  absl::btree_map<std::string, uint32_t> ranks;
+  for (const auto& [key, entry] : records) ranks.try_emplace(ModelPrefix(key.model()), 0);
+  uint32_t next_rank = 0;
+  for (auto& [prefix, rank] : ranks) rank = next_rank++;
+  struct Item {
+    uint64_t begin;  // of what follows the model, as a big-endian number
+    uint32_t rank;
+    uint32_t number;
+  };
+  std::vector<Item> items;
+  items.reserve(records.size());
+  for (uint32_t i = 0; i < records.size(); ++i) {
+    const CacheKey& key = records[i].first;
+    const absl::string_view rest = key.encoded().substr(1 + key.model().size());
+    uint64_t begin = 0;
+    for (size_t at = 0; at < sizeof(begin); ++at) {
+      begin = begin << 8 | (at < rest.size() ? static_cast<unsigned char>(rest[at]) : 0);
+    }
+    items.push_back({begin, ranks.find(ModelPrefix(key.model()))->second, i});
+  }
+  std::sort(items.begin(), items.end(), [&records](const Item& a, const Item& b) {
+    if (a.rank != b.rank) return a.rank < b.rank;
+    if (a.begin != b.begin) return a.begin < b.begin;
+    const int order = records[a.number].first.encoded().compare(records[b.number].first.encoded());
+    return order != 0 ? order < 0 : a.number < b.number;
+  });
+  std::vector<uint32_t> order;
+  order.reserve(items.size());
+  for (const Item& item : items) order.push_back(item.number);
+  return order;
+}
+
 }  // namespace
 
 void StoreIndex::LoadMeta(const MetaState& meta) {
@@ -33,24 +68,37 @@ void StoreIndex::LoadMeta(const MetaState& meta) {
   max_generation_ = std::max(max_generation_, meta.max_generation);
 }
 
-void StoreIndex::LoadRecord(const CacheKey& key, const IndexEntry& entry) {
+void StoreIndex::LoadRecords(std::vector<std::pair<CacheKey, IndexEntry>> records) {
+  auto hint = records_.end();
+  for (uint32_t number : SortedOrder(records)) {
+    auto& [key, entry] = records[number];
+    hint = LoadRecord(hint, std::move(key), entry);
+  }
+}
+
+StoreIndex::Records::iterator StoreIndex::LoadRecord(Records::iterator hint, CacheKey key,
+                                                     const IndexEntry& entry) {
   max_generation_ = std::max(max_generation_, entry.generation);
   // An epoch whose own write failed may still have records: it has to hold for older ones again.
   if (entry.model_epoch > 0) RaiseEpoch(key.model(), entry.model_epoch);
   auto tombstone = tombstones_.find(key);
-  if (tombstone != tombstones_.end() && entry.generation <= tombstone->second.generation) return;
-  if (Hidden(key, entry.model_epoch)) return;
-  auto [at, inserted] = records_.try_emplace(key, entry);
-  if (inserted) {
+  if (tombstone != tombstones_.end() && entry.generation <= tombstone->second.generation) {
+    return hint;
+  }
+  if (Hidden(key, entry.model_epoch)) return hint;
+  const size_t before = records_.size();
+  auto at = records_.try_emplace(hint, std::move(key), entry);
+  if (records_.size() > before) {
     payload_bytes_ += entry.payload_bytes;
-    return;
+    return std::next(at);
   }
   const uint64_t loser = std::min(at->second.generation, entry.generation);
-  if (at->second.generation != entry.generation) MakeDirty(key, loser);
+  if (at->second.generation != entry.generation) MakeDirty(at->first, loser);
   if (entry.generation >= at->second.generation) {
     payload_bytes_ += entry.payload_bytes - at->second.payload_bytes;
     at->second = entry;
   }
+  return std::next(at);
 }
 
 void StoreIndex::ClearFiles() {
@@ -103,6 +151,14 @@ void StoreIndex::Move(const CacheKey& key, uint64_t file, uint32_t entry) {
   at->second.file = file;
   at->second.entry = entry;
   at->second.touched = false;
+  at->second.position = {};
+}
+
+void StoreIndex::SetPosition(const CacheKey& key, uint64_t file, uint32_t entry,
+                             const RecordPosition& position) {
+  auto at = records_.find(key);
+  if (at == records_.end() || at->second.file != file || at->second.entry != entry) return;
+  at->second.position = position;
 }
 
 const IndexEntry* StoreIndex::Find(const CacheKey& key) const {

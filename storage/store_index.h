@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "storage/persistent_store.h"
+#include "storage/segment_layout.h"
 
 namespace embcache {
 
@@ -41,6 +42,7 @@ struct IndexEntry {
   uint64_t file = 0;
   uint32_t entry = 0;
   bool touched = false;  // read since it was written
+  RecordPosition position;
 };
 
 // The small facts that must survive: what the meta log holds, or an addition to it.
@@ -61,8 +63,9 @@ class StoreIndex {
 
   // In any order: of what is said twice about a key or a model, the higher counts.
   void LoadMeta(const MetaState& meta);
-  // REQUIRES: called in ascending order of files.
-  void LoadRecord(const CacheKey& key, const IndexEntry& entry);
+  // Those of one file after those of another: REQUIRES ascending order of files. Many at a time are
+  // taken in much faster than one by one.
+  void LoadRecords(std::vector<std::pair<CacheKey, IndexEntry>> records);
   // Forgets all but epochs and generations: the files are lost.
   void ClearFiles();
 
@@ -75,6 +78,9 @@ class StoreIndex {
                    std::optional<IndexEntry>* replaced);
   // Gives a record that is in the index a new place.
   void Move(const CacheKey& key, uint64_t file, uint32_t entry);
+  // Of the record at this place, unless it has left it.
+  void SetPosition(const CacheKey& key, uint64_t file, uint32_t entry,
+                   const RecordPosition& position);
   const IndexEntry* Find(const CacheKey& key) const;
   void Touch(const CacheKey& key, uint64_t generation);
 
@@ -137,6 +143,8 @@ class StoreIndex {
     bool dirty = false;
   };
 
+  // Returns where the next key would be, if it is greater.
+  Records::iterator LoadRecord(Records::iterator hint, CacheKey key, const IndexEntry& entry);
   bool Hidden(const CacheKey& key, uint64_t model_epoch) const;
   void Erase(Records::iterator at);
   void RememberRemoval(const CacheKey& key, uint64_t generation);

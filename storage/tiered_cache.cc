@@ -46,6 +46,7 @@ TieredCache::TieredCache(const TieredCacheOptions& options, const TieredCacheDep
                          MemoryTier l1, MemoryTier l2, std::unique_ptr<FastPath> fast)
     : options_(options),
       deps_(deps),
+      l1_on_device_(l1.enabled() && !l1.device_uuid().empty()),
       tiers_{Tier(std::move(l1)), Tier(std::move(l2))},
       queue_(options.l3_queue_entries, options.l3_queue_bytes),
       fast_(std::move(fast)) {
@@ -68,6 +69,7 @@ TieredCache::~TieredCache() {
   stopping_ = true;
   const auto quiet = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return operations_ == 0; };
   mu_.Await(absl::Condition(&quiet));
+  if (deps_.gate != nullptr) deps_.gate->Set(false);
   for (Tier& tier : tiers_) {
     EMB_CHECK(tier.waiting.empty());
     tier.policy.reset();  // before the entries that it links
@@ -254,6 +256,7 @@ void TieredCache::CountHitLocked(const CacheEntry& entry, TierId source) {
   ++model.gets;
   ++model.hits;
   model.saved_us += entry.info->encode_cost_us;
+  work_.hit_bytes.Record(entry.payload_bytes());
 }
 
 void TieredCache::CountMissLocked(CacheModel* model) {
@@ -304,9 +307,17 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const Cach
   }
   if (entry == nullptr) {
     const std::optional<StoredPlace> place = FindStoredLocked(key);
-    if (!place.has_value()) return miss(MissReason::kAbsent);
+    const bool memory =
+        TierOf(TierId::kL1).memory.enabled() || TierOf(TierId::kL2).memory.enabled();
+    if (!place.has_value() || !memory) return miss(MissReason::kAbsent);
     StartLoadLocked(key, model, *place, std::move(waiter), after);
     return std::nullopt;
+  }
+  if (l1_on_device_ && waiter.place == Place::kHost) {
+    return LookupForHostLocked(entry, waiter, after);
+  }
+  if (l1_on_device_ && waiter.place == Place::kDevice) {
+    return LookupForDeviceLocked(entry, waiter, after);
   }
   if (entry->state == EntryState::kDemoting || entry->state == EntryState::kWritingBack) {
     entry->called_off = true;
@@ -322,8 +333,13 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const Cach
     StartPromotionLocked(entry, after);
     return std::nullopt;
   }
+  return AddWaiterLocked(entry, waiter);
+}
+
+std::optional<absl::StatusOr<LookupResult>> TieredCache::AddWaiterLocked(CacheEntry* entry,
+                                                                         LookupWaiter& waiter) {
   if (entry->waiters.size() >= options_.max_waiters_per_entry) {
-    if (waiter.counted) CountMissLocked(model);
+    if (waiter.counted) CountMissLocked(entry->model);
     return absl::ResourceExhaustedError(absl::StrCat(
         "waiters: ", entry->waiters.size(), " lookups already wait for this entry; the limit is ",
         options_.max_waiters_per_entry));
@@ -337,6 +353,10 @@ void TieredCache::AnswerWaitersLocked(CacheEntry* entry, TierId source, AfterUnl
   // A mismatch removes the entry; this pin keeps it until the last waiter has its answer.
   if (entry->pins++ == 0) TierOf(entry->tier).stats.pinned_bytes += entry->range.bytes;
   for (LookupWaiter& waiter : waiters) {
+    if (!IsWhereWantedLocked(*entry, waiter.place)) {
+      AnswerElsewhereLocked(entry, source, std::move(waiter), after);
+      continue;
+    }
     LookupResult result = HitLocked(entry, source, waiter, after);
     after.Add([done = std::move(waiter.done), result = std::move(result)]() mutable {
       done(std::move(result));
@@ -382,7 +402,13 @@ void TieredCache::LookupWith(const CacheKey& key, LookupWaiter waiter) {
 
 void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect,
                          LookupCallback done) {
-  LookupWith(key, LookupWaiter{.expect = std::move(expect), .done = std::move(done)});
+  Lookup(key, std::move(expect), Place::kAny, std::move(done));
+}
+
+void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, Place place,
+                         LookupCallback done) {
+  LookupWith(key,
+             LookupWaiter{.expect = std::move(expect), .done = std::move(done), .place = place});
 }
 
 ReadHandle TieredCache::PinInPlace(const CacheKey& key) {
@@ -423,8 +449,9 @@ void TieredCache::Delete(const CacheKey& key, absl::AnyInvocable<void(absl::Stat
 }
 
 void TieredCache::Pop(const CacheKey& key, absl::AnyInvocable<bool(LookupResult)> take,
-                      StatusCallback done) {
+                      StatusCallback done, Place place) {
   LookupWaiter waiter;
+  waiter.place = place;
   waiter.counted = false;
   waiter.done = [this, key, take = std::move(take),
                  done = std::move(done)](absl::StatusOr<LookupResult> found) mutable {

@@ -42,6 +42,7 @@
 #include "absl/time/time.h"
 #include "storage/cache_entry.h"
 #include "storage/cache_stats.h"
+#include "storage/cache_work.h"
 #include "storage/clock.h"
 #include "storage/copy_engine.h"
 #include "storage/entry.h"
@@ -53,6 +54,7 @@
 #include "storage/memory_tier.h"
 #include "storage/persist_queue.h"
 #include "storage/persistent_store.h"
+#include "storage/put_gate.h"
 #include "storage/read_handle.h"
 
 namespace embcache {
@@ -97,6 +99,7 @@ struct TieredCacheDeps {
   MemoryResource* l1_memory = nullptr;
   MemoryResource* l2_memory = nullptr;
   PersistentStore* store = nullptr;
+  PutGate* gate = nullptr;  // told of puts under way, unless the store must not wait for them
   MemoryResource* fast_memory = nullptr;  // of the shared index and the pin tables: host memory
 };
 
@@ -108,6 +111,7 @@ struct ReserveRequest {
   Metadata metadata;
   uint64_t encode_cost_us = 0;
   absl::Duration ttl = absl::InfiniteDuration();
+  Place place = Place::kAny;
 };
 
 struct ReservedPlace {
@@ -157,6 +161,11 @@ class TieredCache {
   // Finds `key`, brings it to the fastest tier it can have, pins it there. Counts one hit or one
   // miss. Errors: RESOURCE_EXHAUSTED (too many waiters), counted as a miss too.
   void Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, LookupCallback done);
+  // The same for a caller who cannot use all memory, where L1 is device memory. For kHost an entry
+  // in L1 is brought to L2, and one that comes from L2 or L3 goes no further than L2.
+  // FAILED_PRECONDITION: it is pinned in the other memory, or there is none where it is wanted.
+  void Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, Place place,
+              LookupCallback done);
 
   // Pins `key` where it is, if it is in memory. Counts nothing, touches nothing.
   ReadHandle PinInPlace(const CacheKey& key);
@@ -173,6 +182,14 @@ class TieredCache {
   // Copies `bytes` into the payload of a reservation.
   void WriteReserved(ReservationId id, uint64_t offset, absl::string_view bytes,
                      StatusCallback done);
+  // The same by a copy of the caller's own: `write` gets the place of the payload's byte `offset`,
+  // and calls `Done` when nothing writes there any more.
+  using Writer =
+      absl::AnyInvocable<void(const MemorySegment* to, uint64_t to_offset, CopyEngine::Done)>;
+  void FillReserved(ReservationId id, uint64_t offset, uint64_t bytes, Writer write,
+                    StatusCallback done);
+  // Copies all of a pinned entry to ordinary memory. The pin outlives the copy.
+  void ReadPinned(const ReadHandle& handle, char* to, StatusCallback done);
 
   // Makes the entry visible and replaces an older one. The returned handle pins it. In every
   // failure the reservation ends. NOT_FOUND: no such reservation. FAILED_PRECONDITION: it expired,
@@ -188,7 +205,8 @@ class TieredCache {
   // Takes the entry out: finds and pins it like Lookup, but counts no hit and no miss, and gives it
   // (or a miss) to `take`. If that returns true the key is removed like Delete; `done` is called
   // when the removal is durable, or at once with OK.
-  void Pop(const CacheKey& key, absl::AnyInvocable<bool(LookupResult)> take, StatusCallback done);
+  void Pop(const CacheKey& key, absl::AnyInvocable<bool(LookupResult)> take, StatusCallback done,
+           Place place = Place::kAny);
 
   // Makes every entry of `model` unreachable and every reservation of it uncommittable, at once;
   // answers with the new epoch when that is durable.
@@ -218,6 +236,7 @@ class TieredCache {
   void Tick();
 
   CacheStats GetStats(bool per_model);
+  const CacheWork& work() const { return work_; }
 
   struct SegmentInfo {
     uint32_t id = 0;
@@ -227,6 +246,12 @@ class TieredCache {
     std::string device_uuid;
   };
   std::vector<SegmentInfo> Segments() const;
+  // Whether L1 is memory of a device, that is, whether Place makes a difference.
+  bool l1_on_device() const { return l1_on_device_; }
+  // The tier's memory cannot be used any more (its device is lost): its entries are gone, its
+  // reservations cannot be committed, and no place in it is handed out again.
+  void LoseTier(TierId tier);
+  bool TierUsable(TierId tier) const;
 
   // --- Hits without a call (fast_path.h) ---
   // The shared index, or nullptr: there is none. It is another one when it has grown, which happens
@@ -321,7 +346,7 @@ class TieredCache {
   // Counts what belongs to no model of its own.
   static constexpr absl::string_view kOtherModels = "(other)";
 
-  enum class RemoveReason { kReplaced, kDeleted, kCapacity, kExpired, kEpoch, kMismatch };
+  enum class RemoveReason { kReplaced, kDeleted, kCapacity, kExpired, kEpoch, kMismatch, kLost };
 
   TieredCache(const TieredCacheOptions& options, const TieredCacheDeps& deps, MemoryTier l1,
               MemoryTier l2, std::unique_ptr<FastPath> fast);
@@ -377,6 +402,26 @@ class TieredCache {
   CacheStats GetStatsLocked(bool per_model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TickLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SweepModelLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // tiered_cache_place.cc: lookups that care which memory it is, and the loss of a tier.
+  std::optional<absl::StatusOr<LookupResult>> LookupForHostLocked(CacheEntry* entry,
+                                                                  LookupWaiter& waiter,
+                                                                  AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<absl::StatusOr<LookupResult>> LookupForDeviceLocked(CacheEntry* entry,
+                                                                    LookupWaiter& waiter,
+                                                                    AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<absl::StatusOr<LookupResult>> AddWaiterLocked(CacheEntry* entry,
+                                                              LookupWaiter& waiter)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The error, for a lookup that cannot be served where the entry is.
+  absl::Status RefusePlaceLocked(const CacheEntry& entry, LookupWaiter& waiter,
+                                 absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsWhereWantedLocked(const CacheEntry& entry, Place place) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AnswerElsewhereLocked(CacheEntry* entry, TierId source, LookupWaiter waiter,
+                             AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // tiered_cache_put.cc: reservations.
   void ReserveLocked(ReserveRequest request, TierId tier, ReserveCallback done, AfterUnlock& after)
@@ -458,6 +503,7 @@ class TieredCache {
   void RequestedLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, AfterUnlock& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetGateLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KickPersistLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishStaging(std::unique_ptr<char[]> payload, const absl::Status& copied);
   void PutStagedLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -476,6 +522,8 @@ class TieredCache {
 
   const TieredCacheOptions options_;
   const TieredCacheDeps deps_;
+  const bool l1_on_device_;
+  CacheWork work_;
 
   mutable absl::Mutex mu_;
   std::array<Tier, kMemoryTiers> tiers_ ABSL_GUARDED_BY(mu_);

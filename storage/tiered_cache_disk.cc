@@ -53,9 +53,11 @@ void TieredCache::StartLoadLocked(const CacheKey& key, CacheModel* model, const 
   entry->generation = place.generation;
   entry->model_epoch = place.model_epoch;
   entry->state = EntryState::kLoading;
+  const bool for_host = l1_on_device_ && waiter.place == Place::kHost &&
+                        place.payload_bytes <= TierOf(TierId::kL2).memory.max_entry_bytes();
   entry->waiters.push_back(std::move(waiter));
   InsertLocked(std::move(owned));
-  RequestLoadRoomLocked(entry, TierId::kL1, after);
+  RequestLoadRoomLocked(entry, for_host ? TierId::kL2 : TierId::kL1, after);
 }
 
 void TieredCache::RequestLoadRoomLocked(CacheEntry* entry, TierId tier, AfterUnlock& after) {
@@ -97,12 +99,16 @@ void TieredCache::ReadLocked(CacheEntry* entry, AfterUnlock& after) {
   const auto read = [this, entry, segment, offset, generation = entry->generation,
                      bytes = entry->payload_bytes()] {
     const CacheKey& key = entry->info->key;  // fixed while it loads
+    StepTimer timer(&work_.l3_read, bytes);
     if (segment->host_data() != nullptr) {
-      FinishLoad(entry, deps_.store->Read(key, generation, segment->host_data() + offset));
+      auto record = deps_.store->Read(key, generation, segment->host_data() + offset);
+      timer.Stop();
+      FinishLoad(entry, std::move(record));
       return;
     }
     auto staged = std::make_unique_for_overwrite<char[]>(bytes);
     absl::StatusOr<StoredRecord> record = deps_.store->Read(key, generation, staged.get());
+    timer.Stop();
     if (!record.ok()) return FinishLoad(entry, std::move(record));
     {
       absl::MutexLock lock(&mu_);
@@ -200,6 +206,15 @@ void TieredCache::QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, Af
   KickPersistLocked(after);
 }
 
+// Once half of the queue is in use, or somebody waits for it, the store goes first: what does not
+// fit would be dropped.
+void TieredCache::SetGateLocked() {
+  if (deps_.gate == nullptr) return;
+  const bool pressed = !flushes_.empty() || queue_.bytes() > options_.l3_queue_bytes / 2 ||
+                       queue_.entries() > options_.l3_queue_entries / 2;
+  deps_.gate->Set(!reservations_.empty() && !pressed);
+}
+
 void TieredCache::KickPersistLocked(AfterUnlock& after) {
   if (persisting_.has_value() || stopping_ || deps_.store == nullptr) return;
   persisting_ = queue_.TakeNext();
@@ -259,7 +274,10 @@ void TieredCache::PutCurrent() {
     payload = std::move(persisting_->payload);
     cancelled = persisting_->cancelled;
   }
-  FinishPersist(deps_.store->Put(record, std::move(payload), *cancelled));
+  StepTimer timer(&work_.l3_write, record.info->payload_bytes());
+  const absl::Status put = deps_.store->Put(record, std::move(payload), *cancelled);
+  timer.Stop();
+  FinishPersist(put);
 }
 
 void TieredCache::FinishPersist(const absl::Status& put) {
@@ -297,6 +315,7 @@ void TieredCache::Flush(StatusCallback done) {
       });
     } else {
       flushes_.emplace_back(queue_.last_sequence(), std::move(done));
+      SetGateLocked();
       AnswerFlushesLocked(after);
     }
   }

@@ -1,5 +1,6 @@
 // Reservations: how bytes get in. See tiered_cache.h.
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,19 @@ uint64_t ChargeOf(const ReserveRequest& request) {
          ChargedHeapBytes(request.key, request.layout, request.metadata);
 }
 
+// The end of a sentence.
+std::string LargestEntry(Place place, const MemoryTier& l1, const MemoryTier& l2) {
+  switch (place) {
+    case Place::kHost:
+      return absl::StrCat("L2, for place HOST, is ", l2.max_entry_bytes());
+    case Place::kDevice:
+      return absl::StrCat("L1, for place DEVICE, is ", l1.max_entry_bytes());
+    case Place::kAny:
+      break;
+  }
+  return absl::StrCat("is ", std::max(l1.max_entry_bytes(), l2.max_entry_bytes()));
+}
+
 }  // namespace
 
 void TieredCache::Reserve(ReserveRequest request, ReserveCallback done) {
@@ -30,17 +44,22 @@ void TieredCache::Reserve(ReserveRequest request, ReserveCallback done) {
       after.Add([done = std::move(done)]() mutable {
         done(absl::ResourceExhaustedError("key.model: the table of models is full"));
       });
-    } else if (bytes <= TierOf(TierId::kL1).memory.max_entry_bytes()) {
+    } else if (bytes <= TierOf(TierId::kL1).memory.max_entry_bytes() &&
+               !(l1_on_device_ && request.place == Place::kHost)) {
       ReserveLocked(std::move(request), TierId::kL1, std::move(done), after);
-    } else if (bytes <= TierOf(TierId::kL2).memory.max_entry_bytes()) {
+    } else if (bytes <= TierOf(TierId::kL2).memory.max_entry_bytes() &&
+               request.place != Place::kDevice) {
       ReserveLocked(std::move(request), TierId::kL2, std::move(done), after);
     } else {
       // What the caller wanted to replace must not go on being served.
       RemoveKeyLocked(request.key, RemoveReason::kReplaced, {}, after);
       ++totals_.rejected_puts;
-      after.Add([this, bytes, done = std::move(done)]() mutable {
-        done(absl::ResourceExhaustedError(absl::StrCat(
-            "tensors: ", bytes, " bytes; the largest entry that fits is ", max_entry_bytes())));
+      absl::Status refused = absl::ResourceExhaustedError(
+          absl::StrCat("tensors: ", bytes, " bytes; the largest entry that fits ",
+                       LargestEntry(l1_on_device_ ? request.place : Place::kAny,
+                                    TierOf(TierId::kL1).memory, TierOf(TierId::kL2).memory)));
+      after.Add([refused = std::move(refused), done = std::move(done)]() mutable {
+        done(std::move(refused));
       });
     }
   }
@@ -55,7 +74,8 @@ void TieredCache::ReserveLocked(ReserveRequest request, TierId tier, ReserveCall
     mu_.AssertHeld();
     if (!range.ok()) {
       const uint64_t l2_largest = TierOf(TierId::kL2).memory.max_entry_bytes();
-      if (tier == TierId::kL1 && ChargeOf(request) <= l2_largest) {
+      if (tier == TierId::kL1 && ChargeOf(request) <= l2_largest &&
+          request.place != Place::kDevice) {
         return ReserveLocked(std::move(request), TierId::kL2, std::move(done), after);
       }
       ++totals_.rejected_puts;
@@ -83,6 +103,7 @@ void TieredCache::ReserveLocked(ReserveRequest request, TierId tier, ReserveCall
     const ReservationId id = next_reservation_++;
     const ReservedPlace place{.id = id, .location = LocationLocked(*entry)};
     reservations_.emplace(id, std::move(reservation));
+    SetGateLocked();
     after.Add([done = std::move(done), place]() mutable { done(place); });
   };
   RequestRoomLocked(tier, std::move(room), after);
@@ -90,6 +111,16 @@ void TieredCache::ReserveLocked(ReserveRequest request, TierId tier, ReserveCall
 
 void TieredCache::WriteReserved(ReservationId id, uint64_t offset, absl::string_view bytes,
                                 StatusCallback done) {
+  FillReserved(
+      id, offset, bytes.size(),
+      [this, bytes](const MemorySegment* to, uint64_t to_offset, CopyEngine::Done copied) {
+        deps_.copier->Upload(to, to_offset, bytes.data(), bytes.size(), std::move(copied));
+      },
+      std::move(done));
+}
+
+void TieredCache::FillReserved(ReservationId id, uint64_t offset, uint64_t bytes, Writer write,
+                               StatusCallback done) {
   const MemorySegment* segment = nullptr;
   uint64_t at = 0;
   absl::Status refused;
@@ -99,9 +130,9 @@ void TieredCache::WriteReserved(ReservationId id, uint64_t offset, absl::string_
     if (it == reservations_.end() || it->second.aborted) {
       refused = NoSuchReservation(id);
     } else if (const uint64_t size = it->second.info->payload_bytes();
-               bytes.size() > size || offset > size - bytes.size()) {
-      refused = absl::OutOfRangeError(absl::StrCat("offset ", offset, " + ", bytes.size(),
-                                                   " bytes; the reservation has ", size));
+               bytes > size || offset > size - bytes) {
+      refused = absl::OutOfRangeError(
+          absl::StrCat("offset ", offset, " + ", bytes, " bytes; the reservation has ", size));
     } else {
       CacheEntry* entry = it->second.entry.get();
       ++entry->io_pins;
@@ -111,21 +142,20 @@ void TieredCache::WriteReserved(ReservationId id, uint64_t offset, absl::string_
     }
   }
   if (!refused.ok()) return done(std::move(refused));
-  deps_.copier->Upload(segment, at, bytes.data(), bytes.size(),
-                       [this, id, done = std::move(done)](absl::Status copied) mutable {
-                         AfterUnlock after;
-                         {
-                           absl::MutexLock lock(&mu_);
-                           Reservation& reservation = reservations_.at(id);
-                           if (--reservation.entry->io_pins == 0 && reservation.aborted) {
-                             DropReservationLocked(id, after);
-                           }
-                           after.Add([done = std::move(done), copied]() mutable { done(copied); });
-                         }
-                         after.Run();
-                         absl::MutexLock lock(&mu_);
-                         OperationEndedLocked();
-                       });
+  write(segment, at, [this, id, done = std::move(done)](absl::Status copied) mutable {
+    AfterUnlock after;
+    {
+      absl::MutexLock lock(&mu_);
+      Reservation& reservation = reservations_.at(id);
+      if (--reservation.entry->io_pins == 0 && reservation.aborted) {
+        DropReservationLocked(id, after);
+      }
+      after.Add([done = std::move(done), copied]() mutable { done(copied); });
+    }
+    after.Run();
+    absl::MutexLock lock(&mu_);
+    OperationEndedLocked();
+  });
 }
 
 absl::StatusOr<ReadHandle> TieredCache::Commit(ReservationId id) {
@@ -149,6 +179,9 @@ absl::StatusOr<ReadHandle> TieredCache::CommitLocked(ReservationId id, Reservati
   if (entry->io_pins > 0) {
     refused =
         absl::FailedPreconditionError(absl::StrCat("reservation: ", id, " is still being written"));
+  } else if (!TierOf(entry->tier).memory.enabled()) {
+    refused = absl::UnavailableError(
+        absl::StrCat("reservation: ", id, " is in ", TierName(entry->tier), ", which is lost"));
   } else if (reservation.expired) {
     refused = absl::FailedPreconditionError(
         absl::StrCat("reservation: ", id, " was not committed within ",
@@ -169,6 +202,7 @@ absl::StatusOr<ReadHandle> TieredCache::CommitLocked(ReservationId id, Reservati
   stats.pinned_bytes -= entry->range.bytes;
   std::unique_ptr<CacheEntry> owned = std::move(reservation.entry);
   reservations_.erase(id);
+  SetGateLocked();
 
   const CacheKey& key = entry->info->key;
   entry->generation = next_generation_++;
@@ -186,6 +220,7 @@ absl::StatusOr<ReadHandle> TieredCache::CommitLocked(ReservationId id, Reservati
   }
   ++totals_.saves;
   ++entry->model->stats.saves;
+  work_.saved_bytes.Record(entry->payload_bytes());
   ReadHandle handle = PinLocked(entry);
   entry->admitted =
       options_.l3_admit == L3Admit::kAlways || put_before_.See(entry->info->key.encoded());
@@ -223,6 +258,7 @@ void TieredCache::DropReservationLocked(ReservationId id, AfterUnlock& after) {
   TierOf(tier).stats.pinned_bytes -= entry->range.bytes;
   FreeRangeLocked(tier, entry->range);
   reservations_.erase(it);
+  SetGateLocked();
   PumpLocked(tier, after);
 }
 

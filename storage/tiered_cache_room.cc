@@ -87,6 +87,7 @@ TieredCache::Room TieredCache::MakeRoomLocked(TierId id, const RoomRequest& requ
   DrainTouchesLocked();
   if (ReclaimLocked(after)) return Room::kMade;
   Tier& tier = TierOf(id);
+  if (!tier.memory.enabled()) return Room::kImpossible;
   const uint64_t need = MemoryTier::ChargedBytes(request.bytes);
   if (tier.leaving > 0 && tier.memory.free_bytes() + tier.leaving_bytes >= need) {
     return Room::kComing;
@@ -211,6 +212,8 @@ void TieredCache::IoUnpinLocked(CacheEntry* entry, AfterUnlock& after) {
   --TierOf(tier).io_pinned;
   if (entry->state == EntryState::kPromoting) {
     RequestPromotionRoomLocked(entry, after);
+  } else if (entry->state == EntryState::kDemoting) {
+    DemoteLocked(entry, after);
   } else {
     FreeIfUnusedLocked(entry, after);
   }
@@ -220,6 +223,8 @@ void TieredCache::IoUnpinLocked(CacheEntry* entry, AfterUnlock& after) {
 void TieredCache::EvictLocked(CacheEntry* entry, AfterUnlock& after) {
   const MemoryTier& l2 = TierOf(TierId::kL2).memory;
   if (entry->tier == TierId::kL1 && entry->range.bytes <= l2.max_entry_bytes()) {
+    entry->called_off = false;
+    entry->for_host = false;
     DemoteLocked(entry, after);
   } else {
     LeaveMemoryLocked(entry, after);
@@ -272,8 +277,10 @@ void TieredCache::FinishWriteBack(CacheEntry* entry, std::unique_ptr<char[]> pay
       } else {
         ++totals_.l3.dropped_writes;
       }
+      RetryWaitersLocked(entry, after);
       DoomLocked(entry, RemoveReason::kCapacity, after);
     } else {
+      RetryWaitersLocked(entry, after);
       FreeIfUnusedLocked(entry, after);
     }
     KickPersistLocked(after);
@@ -291,13 +298,16 @@ void TieredCache::CopyLater(CacheEntry* entry, TierId to,
   after.Add([this, entry, finish, to_segment = MemoryOfLocked(to, entry->target),
              to_offset = entry->target.offset,
              from_segment = MemoryOfLocked(entry->tier, entry->range),
-             from_offset = entry->range.offset, bytes = entry->payload_bytes()] {
-    deps_.copier->Copy(to_segment, to_offset, from_segment, from_offset, bytes,
-                       [this, entry, finish](absl::Status copied) {
-                         (this->*finish)(entry, copied);
-                         absl::MutexLock lock(&mu_);
-                         OperationEndedLocked();
-                       });
+             from_offset = entry->range.offset, bytes = entry->payload_bytes(),
+             step = to == TierId::kL1 ? &work_.promotion : &work_.demotion] {
+    deps_.copier->Copy(
+        to_segment, to_offset, from_segment, from_offset, bytes,
+        [this, entry, finish, timer = StepTimer(step, bytes)](absl::Status copied) mutable {
+          timer.Stop();
+          (this->*finish)(entry, copied);
+          absl::MutexLock lock(&mu_);
+          OperationEndedLocked();
+        });
   });
 }
 
@@ -306,7 +316,6 @@ void TieredCache::CopyLater(CacheEntry* entry, TierId to,
 
 void TieredCache::DemoteLocked(CacheEntry* entry, AfterUnlock& after) {
   entry->state = EntryState::kDemoting;
-  entry->called_off = false;
   StartLeavingLocked(entry);
   RequestRoomLocked(
       TierId::kL2,
@@ -335,10 +344,14 @@ void TieredCache::DemotionRoomLocked(CacheEntry* entry, absl::StatusOr<MemoryRan
   StopLeavingLocked(TierId::kL1, entry->range.bytes);
   entry->state = EntryState::kResident;
   if (stays) {
+    RetryWaitersLocked(entry, after);
     FreeIfUnusedLocked(entry, after);
   } else {
-    LeaveMemoryLocked(entry, after);  // everything in L2 is pinned
+    FailWaitersLocked(entry, room.status(), after);
+    // Everything in L2 is pinned.
+    if (!entry->for_host) LeaveMemoryLocked(entry, after);
   }
+  KickPersistLocked(after);
   PumpLocked(TierId::kL1, after);
 }
 
@@ -351,17 +364,20 @@ void TieredCache::FinishDemotion(CacheEntry* entry, const absl::Status& copied) 
     if (entry->doomed || entry->called_off || !copied.ok()) {
       FreeRangeLocked(TierId::kL2, entry->target);
       if (entry->doomed || entry->called_off) {
+        RetryWaitersLocked(entry, after);
         FreeIfUnusedLocked(entry, after);
       } else {
-        LeaveMemoryLocked(entry, after);
+        FailWaitersLocked(entry, copied, after);
+        if (!entry->for_host) LeaveMemoryLocked(entry, after);
       }
     } else {
       VacateLocked(entry, UnlinkLocked(entry));
       entry->tier = TierId::kL2;
       entry->range = std::exchange(entry->target, {});
       LinkLocked(entry);
-      ++TierOf(TierId::kL1).stats.evictions_capacity;
+      if (!entry->for_host) ++TierOf(TierId::kL1).stats.evictions_capacity;
       ++totals_.demotions;
+      AnswerWaitersLocked(entry, TierId::kL1, after);
     }
     KickPersistLocked(after);
     PumpLocked(TierId::kL2, after);
@@ -375,6 +391,7 @@ void TieredCache::FinishDemotion(CacheEntry* entry, const absl::Status& copied) 
 
 void TieredCache::StartPromotionLocked(CacheEntry* entry, AfterUnlock& after) {
   entry->state = EntryState::kPromoting;
+  entry->called_off = false;
   // While its bytes are being copied out for L3 the entry cannot move; IoUnpinLocked goes on.
   if (entry->io_pins == 0) RequestPromotionRoomLocked(entry, after);
 }
@@ -397,7 +414,7 @@ void TieredCache::PromotionRoomLocked(CacheEntry* entry, absl::StatusOr<MemoryRa
   if (room.ok()) {
     entry->target = *room;
     OwnRangeLocked(TierId::kL1, *room, entry);
-    if (!entry->doomed) {
+    if (!entry->doomed && !entry->called_off) {
       StartLeavingLocked(entry);
       CopyLater(entry, TierId::kL1, &TieredCache::FinishPromotion, after);
       return;
@@ -409,7 +426,7 @@ void TieredCache::PromotionRoomLocked(CacheEntry* entry, absl::StatusOr<MemoryRa
     RetryWaitersLocked(entry, after);
     FreeIfUnusedLocked(entry, after);
   } else {
-    AnswerWaitersLocked(entry, TierId::kL2, after);  // everything in L1 is pinned
+    AnswerWaitersLocked(entry, TierId::kL2, after);  // everything in L1 is pinned, or called off
     KickPersistLocked(after);
   }
   PumpLocked(TierId::kL2, after);
@@ -421,7 +438,8 @@ void TieredCache::FinishPromotion(CacheEntry* entry, const absl::Status& copied)
     absl::MutexLock lock(&mu_);
     StopLeavingLocked(TierId::kL2, entry->range.bytes);
     entry->state = EntryState::kResident;
-    if (entry->doomed || !copied.ok()) {
+    if (entry->doomed || entry->called_off || !copied.ok() ||
+        !TierOf(TierId::kL1).memory.enabled()) {
       FreeRangeLocked(TierId::kL1, entry->target);
     } else {
       VacateLocked(entry, UnlinkLocked(entry));

@@ -130,6 +130,7 @@ std::vector<TieredCache::SegmentInfo> TieredCache::Segments() const {
   absl::MutexLock lock(&mu_);
   std::vector<SegmentInfo> segments;
   for (const Tier& tier : tiers_) {
+    if (!tier.memory.enabled()) continue;
     uint32_t id = tier.first_segment_id;
     for (const MemoryTier::Segment& segment : tier.memory.segments()) {
       segments.push_back({.id = id++,

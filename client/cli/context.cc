@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "client/cli/output.h"
 
 namespace embcache::cli {
 namespace {
@@ -80,8 +81,8 @@ absl::Status Context::FromCall(const grpc::Status& status) const {
 }
 
 int Context::Fail(const absl::Status& status) const {
-  *err << "embcachectl: " << status.message() << " (" << absl::StatusCodeToString(status.code())
-       << ")\n";
+  *err << "embcachectl: " << TerminalText(status.message()) << " ("
+       << absl::StatusCodeToString(status.code()) << ")\n";
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:
@@ -113,7 +114,9 @@ int Main(int argc, const char* const* argv, std::ostream& out, std::ostream& err
   AddDataCommands(app, context, &action);
   AddTransferCommands(app, context, &action);
   AddInspectCommands(app, context, &action);
+  AddTopCommand(app, context, &action);
   AddAdminCommands(app, context, &action);
+  AddSizeCommand(app, context, &action);
   AddBenchCommand(app, context, &action);
   try {
     app.parse(argc, argv);

@@ -67,7 +67,9 @@ using Action = std::function<int()>;
 void AddDataCommands(CLI::App& app, const Context& context, Action* action);
 void AddTransferCommands(CLI::App& app, const Context& context, Action* action);
 void AddInspectCommands(CLI::App& app, const Context& context, Action* action);
+void AddTopCommand(CLI::App& app, const Context& context, Action* action);
 void AddAdminCommands(CLI::App& app, const Context& context, Action* action);
+void AddSizeCommand(CLI::App& app, const Context& context, Action* action);
 void AddBenchCommand(CLI::App& app, const Context& context, Action* action);
 
 // The whole program. Returns the exit code.

@@ -46,7 +46,7 @@ int RunPut(const Context& context, const PutArguments& arguments) {
       json["file"] = path;
       *context.out << Dump(json) << '\n';
     } else {
-      *context.out << "stored " << path << " as " << entry->key.model << ' '
+      *context.out << "stored " << path << " as " << TerminalText(entry->key.model) << ' '
                    << json["hash"].get<std::string>() << '\n';
     }
   }
@@ -81,7 +81,7 @@ void PrintLease(std::ostream& out, const client::Lease& lease, double lookup_us)
   }
   tensors.Print(out);
   for (const auto& [name, value] : lease.metadata()) {
-    out << name << " = " << VariantText(value) << '\n';
+    out << TerminalText(name) << " = " << VariantText(value) << '\n';
   }
   if (lease.mapped()) out << "sha256 " << PayloadSha256Hex(lease) << '\n';
 }
@@ -92,7 +92,7 @@ int ReportMiss(const Context& context, const client::Key& key, absl::string_view
   if (context.json) {
     *context.out << Dump(json) << '\n';
   } else {
-    *context.err << "embcachectl: not in the cache: model " << key.model << ", hash "
+    *context.err << "embcachectl: not in the cache: model " << TerminalText(key.model) << ", hash "
                  << json["hash"].get<std::string>() << ", variant \"" << VariantText(key.variant)
                  << "\"\n";
   }
@@ -143,7 +143,7 @@ int RunContains(const Context& context, const KeyOptions& options) {
 }
 
 int RunRemove(const Context& context, const KeyOptions& options) {
-  auto client = context.Connect(client::Role::kReader);
+  auto client = context.Connect(client::Role::kWriter);
   if (!client.ok()) return context.Fail(client.status());
   const client::Key key = ToKey(options);
   absl::StatusOr<bool> existed = (*client)->Delete(key);

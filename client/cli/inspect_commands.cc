@@ -12,17 +12,16 @@
 #include "client/cli/entry_file.h"
 #include "client/cli/output.h"
 #include "client/cpp/convert.h"
-#include "client/cpp/message_json.h"
 #include "embcache/v1/admin.grpc.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "proto/message_json.h"
 
 namespace embcache::cli {
 namespace {
 
 namespace v1 = embcache::v1;
 using client::internal::FromProto;
-using client::internal::MessageToJson;
 
 Json ListedJson(const client::ListedEntry& entry) {
   Json json = KeyJson(entry.key);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "proto/message_json.h"
 
 namespace embcache::cli {
 namespace {
@@ -16,17 +17,61 @@ namespace {
 constexpr size_t kProgressFrom = 20;  // items
 constexpr size_t kBarWidth = 30;
 
+// Characters of valid UTF-8.
+size_t Width(absl::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
 }  // namespace
+
+std::string TerminalText(absl::string_view text) {
+  std::string shown;
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    const auto first = static_cast<unsigned char>(text[0]);
+    // The controls of Latin-1, U+0080 to U+009F, are obeyed by terminals too.
+    const bool control =
+        first < 0x20 || first == 0x7f ||
+        (first == 0xc2 && length == 2 && static_cast<unsigned char>(text[1]) < 0xa0);
+    if (length > 0 && !control) {
+      absl::StrAppend(&shown, text.substr(0, length));
+      text.remove_prefix(length);
+    } else {
+      absl::StrAppendFormat(&shown, "\\x%02x", first);
+      text.remove_prefix(1);
+    }
+  }
+  return shown;
+}
+
+std::string Shorten(std::string text, size_t columns) {
+  if (Width(text) <= columns) return text;
+  size_t end = 0;
+  for (size_t width = 1; width < columns; ++width) {
+    do {
+      ++end;
+    } while ((text[end] & 0xC0) == 0x80);
+  }
+  text.resize(end);
+  if (columns > 0) text += '~';
+  return text;
+}
+
+void Table::Add(std::vector<std::string> row) {
+  for (std::string& cell : row) cell = TerminalText(cell);
+  rows_.push_back(std::move(row));
+}
 
 void Table::Print(std::ostream& out) const {
   std::vector<size_t> widths(rows_[0].size());
   for (const auto& row : rows_) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
   }
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) {
       out << row[i];
-      if (i + 1 < row.size()) out << std::string(widths[i] - row[i].size() + 2, ' ');
+      if (i + 1 < row.size()) out << std::string(widths[i] - Width(row[i]) + 2, ' ');
     }
     out << '\n';
   }
@@ -118,7 +163,7 @@ void Progress::Step(absl::string_view name) {
   if (!shown_) return;
   const size_t filled = kBarWidth * std::min(done_, total_) / total_;
   err_ << "\r\033[K[" << std::string(filled, '#') << std::string(kBarWidth - filled, ' ') << "] "
-       << done_ << '/' << total_ << ' ' << name << std::flush;
+       << done_ << '/' << total_ << ' ' << TerminalText(name) << std::flush;
 }
 
 }  // namespace embcache::cli

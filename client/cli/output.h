@@ -16,11 +16,16 @@ namespace embcache::cli {
 
 using Json = nlohmann::ordered_json;
 
-// Columns as wide as they need to be. The first row is the heading.
+// `text` as a terminal may show it: control characters and bytes that are no UTF-8 as \x escapes.
+std::string TerminalText(absl::string_view text);
+// At most `columns` characters of UTF-8; the last is "~" when some are left out.
+std::string Shorten(std::string text, size_t columns);
+
+// Columns as wide as they need to be. The first row is the heading. Cells may hold anything.
 class Table {
  public:
   explicit Table(std::vector<std::string> heading) : rows_{std::move(heading)} {}
-  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void Add(std::vector<std::string> row);
   void Print(std::ostream& out) const;
 
  private:

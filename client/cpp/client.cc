@@ -9,10 +9,10 @@
 #include "client/cpp/convert.h"
 #include "client/cpp/fast_get.h"
 #include "client/cpp/held.h"
-#include "client/cpp/message_json.h"
 #include "client/cpp/releaser.h"
 #include "client/cpp/session.h"
 #include "google/protobuf/arena.h"
+#include "proto/message_json.h"
 
 namespace embcache::client {
 namespace {
@@ -108,6 +108,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
   session.name = options.name.empty() ? program_invocation_short_name : options.name;
   session.writer = options.role == Role::kWriter;
   session.timeout = options.rpc_timeout;
+  session.device_memory = options.device_memory;
   session.fast_path = options.fast_path;
   auto connection = internal::Connection::Open(session, options.reconnect);
   if (!connection.ok()) return connection.status();
@@ -117,7 +118,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 absl::StatusOr<std::optional<Lease>> Client::Get(const Key& key, const GetOptions& options) {
   auto session = connection_->session();
   if (!session.ok()) return session.status();
-  if (std::optional<Lease> hit = internal::FastGet(*session, key, options.expect)) return hit;
+  if (options.place == Place::kAny) {
+    if (std::optional<Lease> hit = internal::FastGet(*session, key, options.expect)) return hit;
+  }
   // The messages of a hit fit the block: no allocations but those of the lease.
   char block[2048];
   google::protobuf::Arena arena(block, sizeof(block));
@@ -127,6 +130,7 @@ absl::StatusOr<std::optional<Lease>> Client::Get(const Key& key, const GetOption
   for (const Expectation& expectation : options.expect) {
     ToProto(expectation, item->add_expect());
   }
+  request->set_place(ToProto(options.place));
   return WithRoom(**session, [&]() -> absl::StatusOr<std::optional<Lease>> {
     auto* response = google::protobuf::Arena::CreateMessage<v1::GetResponse>(&arena);
     const absl::Time asked = absl::Now();
@@ -231,6 +235,7 @@ absl::StatusOr<Reservation> Client::Reserve(const Key& key, const std::vector<Te
   }
   v1::ReserveRequest request;
   ToProto(key, tensors, options, request.add_items());
+  request.set_place(ToProto(options.place));
   return WithRoom(**session, [&]() -> absl::StatusOr<Reservation> {
     v1::ReserveResponse response;
     const absl::Time asked = absl::Now();
@@ -325,7 +330,7 @@ absl::StatusOr<std::string> Client::StatsJson(const StatsOptions& options) {
   v1::StatsResponse response;
   absl::Status status = (*session)->Call(&Stub::Stats, request, &response);
   if (!status.ok()) return status;
-  return internal::MessageToJson(response);
+  return MessageToJson(response);
 }
 
 absl::StatusOr<std::string> Client::Share(absl::Span<const Lease* const> leases,

@@ -22,6 +22,14 @@
 // daemon or it is draining; DEADLINE_EXCEEDED, no answer within rpc_timeout; FAILED_PRECONDITION,
 // the object belongs to a lost session, or the process is a fork of the one that connected.
 //
+// Device memory (CUDA): a client with ClientOptions::device_memory gets entries where they lie on
+// the cache's device, by device pointer, and can reserve memory there. Everything that a stream of
+// its own does with them, the caller synchronises: before Commit, and before a lease ends. The
+// memory is opened once in a process, when the first pointer is asked for, in the device's primary
+// context (that of the runtime library and of frameworks), and closed when the session is lost and
+// no lease of it is left. Nothing here includes or links CUDA; the driver is loaded when a client
+// asks for device memory.
+//
 // fork(): a child must not use the client; its calls fail, and destroying its copies does nothing.
 // Connect after forking. A child that does not exec also keeps the parent's connection open.
 
@@ -71,8 +79,19 @@ struct ClientOptions {
   Role role = Role::kReader;
   absl::Duration rpc_timeout = absl::Seconds(10);  // of each call, and of connecting
   bool reconnect = true;
+  // Also takes entries in device memory. Connect fails with FAILED_PRECONDITION where this process
+  // has no CUDA driver or device. Entries on another device than those it sees come from host
+  // memory.
+  bool device_memory = false;
   // Read hits from the daemon's shared index, where it has one, without a call.
   bool fast_path = true;
+};
+
+// Where bytes should be.
+enum class Place : uint8_t {
+  kAny = 0,  // the fastest tier that this client can reach
+  kDevice,   // device memory
+  kHost,     // host memory
 };
 
 // $EMBCACHE_SOCKET_DIR, else $XDG_RUNTIME_DIR/embcache, else /run/embcache.
@@ -82,6 +101,7 @@ struct PutOptions {
   Metadata metadata;                          // at most 64 KiB
   uint64_t encode_cost_us = 0;                // what a miss costs; 0: unknown
   absl::Duration ttl = absl::ZeroDuration();  // zero: none
+  Place place = Place::kHost;                 // of the memory that Reserve gives
 };
 
 // What a get expects of an entry; parts left empty are not compared. An entry that differs is
@@ -96,6 +116,7 @@ struct Expectation {
 
 struct GetOptions {
   std::vector<Expectation> expect;
+  Place place = Place::kAny;
 };
 
 namespace internal {
@@ -124,8 +145,14 @@ class Lease {
   Tier source() const;          // where the get found the entry
   uint64_t generation() const;  // which put of the key this is
   uint64_t bytes() const;       // of the entry, with padding between tensors
-  // False when the entry lies in device memory, which this library does not map.
+  // False when the entry lies in device memory.
   bool mapped() const;
+  // UUID of the device whose memory holds the entry; empty for host memory.
+  std::string device_uuid() const;
+  // Where tensors()[index] is in device memory (a CUdeviceptr). FAILED_PRECONDITION for host
+  // memory, for an absent tensor, and, with what the driver says, when the memory cannot be opened:
+  // in the daemon's own process, say.
+  absl::StatusOr<uint64_t> device_pointer(size_t index) const;
   // Whether the daemon still holds the bytes for this lease; see the head of this file.
   bool valid() const;
 
@@ -144,8 +171,11 @@ class Reservation {
   ~Reservation();
 
   const std::vector<TensorSpec>& tensors() const;
-  // Where to write tensors()[index]; empty for an absent tensor.
+  // Where to write tensors()[index]; empty for an absent tensor, and for device memory.
   MutableBytes tensor(size_t index);
+  // As for a Lease: where to write when the reservation is in device memory.
+  std::string device_uuid() const;
+  absl::StatusOr<uint64_t> device_pointer(size_t index) const;
   // Copies the whole of tensors()[index] into place: faster than memcpy for large ones, for it
   // leaves the processor's caches alone. INVALID_ARGUMENT unless `data` has exactly its size.
   absl::Status Write(size_t index, Bytes data);

@@ -38,6 +38,18 @@ void ToProto(const Key& key, const std::vector<TensorSpec>& tensors, const PutOp
   }
 }
 
+v1::Place ToProto(Place place) {
+  switch (place) {
+    case Place::kDevice:
+      return v1::PLACE_DEVICE;
+    case Place::kHost:
+      return v1::PLACE_HOST;
+    case Place::kAny:
+      break;
+  }
+  return v1::PLACE_ANY;
+}
+
 Key FromProto(const v1::Key& key) { return {key.model(), key.content_hash(), key.variant()}; }
 
 Tier FromProto(v1::Tier tier) {

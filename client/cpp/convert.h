@@ -16,6 +16,8 @@ void ToProto(const Expectation& expectation, embcache::v1::Expectation* out);
 void ToProto(const Key& key, const std::vector<TensorSpec>& tensors, const PutOptions& options,
              embcache::v1::PutItem* out);
 
+embcache::v1::Place ToProto(Place place);
+
 Key FromProto(const embcache::v1::Key& key);
 Tier FromProto(embcache::v1::Tier tier);
 TensorSpec FromProto(const embcache::v1::Tensor& tensor);

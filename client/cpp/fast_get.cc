@@ -87,14 +87,14 @@ std::optional<Lease> FastGet(const std::shared_ptr<Session>& session, const Key&
   held->bytes = entry.bytes;
   const bool met = std::all_of(expect.begin(), expect.end(),
                                [&](const Expectation& want) { return Meets(held->tensors, want); });
-  const auto base =
+  const auto place =
       session->Resolve(entry.segment, entry.segment_generation, entry.offset, entry.bytes);
-  if (!met || !base.ok() || !CheckBounds(*held).ok() || !session->TakeHold(0)) {
+  if (!met || !place.ok() || !CheckBounds(*held).ok() || !session->TakeHold(0)) {
     embcache_fast_release(fast, hit.pin);
     return std::nullopt;
   }
   held->session = session;  // from here on the lease gives all back
-  held->base = *base;
+  held->place = *place;
   held->key = key;
   held->metadata = ReadMetadata(entry);
   held->encode_cost_us = entry.encode_cost_us;
@@ -128,7 +128,8 @@ absl::Status MakeKnown(HeldLease* held) {
   embcache_fast* const fast = held->session->fast();
   embcache_fast_charge(fast, static_cast<int64_t>(held->bytes));
   // Unless the entry has moved to another tier: the views are of where it was.
-  if (held->session->Resolve(hit.location()).value_or(nullptr) == held->base) {
+  const auto place = held->session->Resolve(hit.location());
+  if (place.ok() && *place == held->place) {
     embcache_fast_release(fast, *std::exchange(held->fast_pin, std::nullopt));
   }
   return absl::OkStatus();

@@ -25,7 +25,7 @@ struct Held {
   Metadata metadata;
   uint64_t encode_cost_us = 0;
   uint64_t bytes = 0;
-  uint8_t* base = nullptr;  // nullptr: in device memory
+  Resolved place;
   absl::Time expires = absl::InfiniteFuture();
 };
 

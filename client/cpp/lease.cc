@@ -21,9 +21,9 @@ absl::Time Expiry(absl::Time asked, uint64_t ttl_ms) {
 // Fills what leases and reservations have in common; on success the session has one more hold.
 absl::Status Hold(const std::shared_ptr<Session>& session, const v1::Location& location,
                   Held* held) {
-  absl::StatusOr<uint8_t*> base = session->Resolve(location);
-  if (!base.ok()) return base.status();
-  held->base = *base;
+  absl::StatusOr<Resolved> place = session->Resolve(location);
+  if (!place.ok()) return place.status();
+  held->place = *std::move(place);
   held->bytes = location.bytes();
   absl::Status status = CheckBounds(*held);
   if (!status.ok()) return status;
@@ -36,8 +36,25 @@ absl::Status Hold(const std::shared_ptr<Session>& session, const v1::Location& l
 
 MutableBytes TensorData(const Held& held, size_t index) {
   const TensorSpec& tensor = held.tensors[index];
-  if (tensor.absent || held.base == nullptr) return {};
-  return {held.base + tensor.offset, tensor.bytes};
+  if (tensor.absent || held.place.base == nullptr) return {};
+  return {held.place.base + tensor.offset, tensor.bytes};
+}
+
+absl::StatusOr<uint64_t> TensorDevicePointer(const Held& held, size_t index) {
+  const TensorSpec& tensor = held.tensors[index];
+  if (held.place.device == nullptr) {
+    return absl::FailedPreconditionError("the entry lies in host memory");
+  }
+  if (tensor.absent) {
+    return absl::FailedPreconditionError(absl::StrCat("tensor ", tensor.name, " is absent"));
+  }
+  absl::StatusOr<uint64_t> segment = held.place.device->Address();
+  if (!segment.ok()) return segment.status();
+  return *segment + held.place.device_offset + tensor.offset;
+}
+
+std::string DeviceUuid(const Held& held) {
+  return held.place.device == nullptr ? std::string() : held.place.device->device_uuid();
 }
 
 bool IsValid(const Held& held) {
@@ -96,13 +113,7 @@ absl::StatusOr<Reservation> MakeReservation(const std::shared_ptr<Session>& sess
     session->Call(&v1::Cache::Stub::Abort, request, &response).IgnoreError();
     return status;
   }
-  const bool mapped = held->base != nullptr;
-  Reservation reservation(std::move(held));
-  if (!mapped) {
-    return absl::FailedPreconditionError(
-        "the daemon reserved device memory, which this client does not map");
-  }
-  return reservation;
+  return Reservation(std::move(held));
 }
 
 }  // namespace internal
@@ -142,7 +153,11 @@ uint64_t Lease::encode_cost_us() const { return held_->encode_cost_us; }
 Tier Lease::source() const { return held_->source; }
 uint64_t Lease::generation() const { return held_->generation; }
 uint64_t Lease::bytes() const { return held_->bytes; }
-bool Lease::mapped() const { return held_->base != nullptr; }
+bool Lease::mapped() const { return held_->place.base != nullptr; }
+std::string Lease::device_uuid() const { return internal::DeviceUuid(*held_); }
+absl::StatusOr<uint64_t> Lease::device_pointer(size_t index) const {
+  return internal::TensorDevicePointer(*held_, index);
+}
 bool Lease::valid() const { return held_ != nullptr && internal::IsValid(*held_); }
 
 Bytes Lease::Find(absl::string_view name) const {
@@ -183,7 +198,16 @@ bool Reservation::valid() const {
 
 MutableBytes Reservation::tensor(size_t index) { return internal::TensorData(*held_, index); }
 
+std::string Reservation::device_uuid() const { return internal::DeviceUuid(*held_); }
+
+absl::StatusOr<uint64_t> Reservation::device_pointer(size_t index) const {
+  return internal::TensorDevicePointer(*held_, index);
+}
+
 absl::Status Reservation::Write(size_t index, Bytes data) {
+  if (held_->place.device != nullptr) {
+    return absl::FailedPreconditionError("the reservation is in device memory; see device_pointer");
+  }
   const MutableBytes to = tensor(index);
   if (to.size() != data.size()) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", tensors()[index].name, " has ",

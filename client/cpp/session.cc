@@ -127,6 +127,11 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Open(const SessionOptions& opt
   hello->set_name(options.name.substr(0, kMaxNameBytes));
   hello->set_role(options.writer ? v1::Hello::WRITER : v1::Hello::READER);
   hello->set_acknowledges(std::string(acknowledges));
+  if (options.device_memory) {
+    absl::StatusOr<const CudaDriver*> driver = CudaDriver::Get();
+    if (!driver.ok()) return driver.status();
+    for (const std::string& uuid : (*driver)->device_uuids()) hello->add_device_uuids(uuid);
+  }
   if (options.fast_path) hello->set_fast_path_version(embcache_fast_version());
   status = session->Send(packet, 0);
   if (!status.ok()) return status;
@@ -151,6 +156,13 @@ Session::~Session() {
     packet.mutable_goodbye();
     Send(packet, MSG_DONTWAIT).IgnoreError();  // there may be no daemon any more
   }
+}
+
+void Session::MarkLost() {
+  connected_.store(false);
+  DeviceSegments unused;  // closes when the lock is free again
+  absl::MutexLock lock(&device_mutex_);
+  unused.swap(device_segments_);
 }
 
 bool Session::in_own_process() const { return getpid() == pid_; }
@@ -238,6 +250,9 @@ absl::Status Session::MapSegments(const std::vector<UniqueFd>& descriptors) {
     if (!segment.passed_by_descriptor()) {
       mappings_[segment.segment().id()] = {segment.segment().generation(),
                                            segment.segment().bytes(), nullptr};
+      absl::MutexLock lock(&device_mutex_);
+      device_segments_[segment.segment().id()] =
+          CudaSegment::Share(welcome_.epoch(), segment.segment());
       continue;
     }
     if (next == descriptors.size()) {
@@ -305,8 +320,8 @@ void Session::Prepare(grpc::ClientContext* context) const {
   context->AddMetadata("embcache-session", token_hex_);
 }
 
-absl::StatusOr<uint8_t*> Session::Resolve(uint32_t segment, uint64_t generation, uint64_t offset,
-                                          uint64_t bytes) const {
+absl::StatusOr<Resolved> Session::Resolve(uint32_t segment, uint64_t generation, uint64_t offset,
+                                           uint64_t bytes) const {
   const auto it = mappings_.find(segment);
   if (it == mappings_.end() || it->second.generation != generation) {
     return absl::InternalError(absl::StrCat("location: segment ", segment, " generation ",
@@ -318,7 +333,13 @@ absl::StatusOr<uint8_t*> Session::Resolve(uint32_t segment, uint64_t generation,
                                             " lie outside segment ", segment, " of ",
                                             mapping.bytes));
   }
-  return mapping.base == nullptr ? nullptr : mapping.base + offset;
+  if (mapping.base != nullptr) return Resolved{.base = mapping.base + offset};
+  absl::MutexLock lock(&device_mutex_);
+  const auto device = device_segments_.find(segment);
+  if (device == device_segments_.end()) {
+    return absl::UnavailableError("the connection to the daemon was lost during the call");
+  }
+  return Resolved{.device = device->second, .device_offset = offset};
 }
 
 }  // namespace embcache::client::internal

@@ -7,6 +7,10 @@
 //
 // A segment is known by (session, id, generation), and a session belongs to one epoch: bytes of a
 // dead daemon are never taken for those of the next.
+//
+// Segments in device memory are opened by whoever first asks for an address in them, and closed
+// when the session is lost and nothing taken through it is held any more: until then a daemon
+// started anew may find no memory on the device.
 
 #ifndef EMBCACHE_CLIENT_CPP_SESSION_H_
 #define EMBCACHE_CLIENT_CPP_SESSION_H_
@@ -20,11 +24,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/cpp/cuda_segment.h"
 #include "absl/types/span.h"
 #include "client/cpp/unique_fd.h"
 #include "client/fast/embcache_fast.h"
@@ -44,8 +51,18 @@ struct SessionOptions {
   std::string directory;
   std::string name;
   bool writer = false;
+  bool device_memory = false;  // wants what lies in device memory, too
   bool fast_path = true;
   absl::Duration timeout;  // of connecting, and of each call
+};
+
+// Where an entry is: in memory mapped here, or in a segment of device memory.
+struct Resolved {
+  uint8_t* base = nullptr;
+  std::shared_ptr<CudaSegment> device;  // null: host memory
+  uint64_t device_offset = 0;
+
+  friend bool operator==(const Resolved&, const Resolved&) = default;
 };
 
 class Session {
@@ -71,13 +88,12 @@ class Session {
   // Takes one packet off the control socket, if one is there. False: the connection is over.
   bool HandlePacket(std::atomic<bool>* draining);
 
-  // The address of `location` here, or nullptr when it is in device memory. INTERNAL when the
-  // daemon names a place that this session does not have.
-  absl::StatusOr<uint8_t*> Resolve(const embcache::v1::Location& location) const {
+  // INTERNAL when the daemon names a place that this session does not have.
+  absl::StatusOr<Resolved> Resolve(const embcache::v1::Location& location) const {
     return Resolve(location.segment(), location.segment_generation(), location.offset(),
                    location.bytes());
   }
-  absl::StatusOr<uint8_t*> Resolve(uint32_t segment, uint64_t generation, uint64_t offset,
+  absl::StatusOr<Resolved> Resolve(uint32_t segment, uint64_t generation, uint64_t offset,
                                    uint64_t bytes) const;
 
   // A hold is one lease or reservation. TakeHold fails once the session is lost, so that after that
@@ -87,7 +103,8 @@ class Session {
   void DropHold(uint64_t bytes);
   int64_t holds() const { return holds_.load(); }
   bool connected() const { return connected_.load(); }
-  void MarkLost() { connected_.store(false); }
+  // Leases then alone keep device memory open.
+  void MarkLost();
 
   // False in a fork of the process that connected.
   bool in_own_process() const;
@@ -115,6 +132,7 @@ class Session {
     uint64_t bytes = 0;
     uint8_t* base = nullptr;  // nullptr: device memory
   };
+  using DeviceSegments = absl::flat_hash_map<uint32_t, std::shared_ptr<CudaSegment>>;
 
   explicit Session(SessionOptions options) : options_(std::move(options)) {}
   absl::Status ConnectControl();
@@ -140,6 +158,8 @@ class Session {
   };
   std::unique_ptr<embcache_fast, CloseFast> fast_;
   std::unique_ptr<embcache::v1::Cache::Stub> stub_;
+  mutable absl::Mutex device_mutex_;
+  DeviceSegments device_segments_ ABSL_GUARDED_BY(device_mutex_);
   std::atomic<bool> connected_{true};
   std::atomic<int64_t> holds_{0};
 };

@@ -122,6 +122,7 @@ absl::Status L3ReadCold(Report* report);
 absl::Status L3ReadDirect(Report* report);
 absl::Status L3Open(Report* report);
 absl::Status L3WriteAmplification(Report* report);
+absl::Status L3Memory(Report* report);
 
 }  // namespace embcache::bench
 

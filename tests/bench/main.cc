@@ -44,6 +44,7 @@ constexpr Benchmark kBenchmarks[] = {
     {"l3-read-direct", "its reads around the page cache", L3ReadDirect},
     {"l3-open", "its start, and its heap, with 1,000,000 entries", L3Open},
     {"l3-write-amplification", "bytes it writes per byte put", L3WriteAmplification},
+    {"l3-memory", "what the daemon takes while it writes at full speed", L3Memory},
 };
 
 const Benchmark* Find(absl::string_view name) {

@@ -34,8 +34,9 @@ constexpr char kNowhere[] = "--socket-dir=/nonexistent/embcache";
 constexpr char kHash[] = "--hash=00112233445566778899aabbccddeeff";
 
 const std::vector<std::string> kCommands = {
-    "put",    "get",     "contains", "rm",    "import", "export", "ls",        "stat", "sessions",
-    "health", "version", "clear",    "flush", "epoch",  "drain",  "log-level", "bench"};
+    "put",    "get",     "contains", "rm",    "import", "export", "ls",        "stat",  "sessions",
+    "health", "version", "clear",    "flush", "epoch",  "drain",  "log-level", "bench", "top",
+    "size"};
 
 TEST(CliArgsTest, HelpNamesEveryCommandAndTheExitCodes) {
   const Outcome outcome = RunCtl({"--help"});
@@ -74,6 +75,15 @@ TEST(CliArgsTest, WrongCommandLinesExitWithTwoAndSayWhy) {
       {"log-level", "loud"},
       {"stat", "--count=3"},
       {"stat", "--watch=0"},
+      {"top", "--interval=0"},
+      {"size"},
+      {"size", "--entry=2MiB"},
+      {"size", "--distinct-per-hour=100"},
+      {"size", "--entry=2MiB", "--distinct-per-hour=100", "--l1-for=soon"},
+      {"size", "--image=640x480", "--distinct-per-hour=100"},
+      {"size", "--image=640", "--hidden=4096", "--distinct-per-hour=100"},
+      {"size", "--trace=t.csv", "--entry=2MiB"},
+      {"size", "--capacity=1GiB", "--entry=2MiB", "--distinct-per-hour=1"},
       {"bench", "everything"},
       {"bench", "--callers=0"},
       {"bench", "--bytes=none"},
@@ -108,8 +118,9 @@ TEST(CliArgsTest, WithoutADaemonEveryCommandExitsWithThree) {
       {"drain"},
       {"log-level", "debug"},
       {"bench", "--bytes=1KiB"},
+      {"top"},
   };
-  ASSERT_EQ(commands.size(), kCommands.size());
+  ASSERT_EQ(commands.size(), kCommands.size() - 1);  // size needs none
   for (auto arguments : commands) {
     arguments.push_back(kNowhere);
     const Outcome outcome = RunCtl(arguments);

@@ -234,5 +234,37 @@ TEST_F(L3DiskTest, ADiskThatIsFullAtTheFirstStartIsNoReasonNotToStart) {
   ASSERT_NO_FATAL_FAILURE(ExpectBackWithinTenSeconds());
 }
 
+TEST_F(L3DiskTest, AReadOnlyFileSystemIsReadAndWrittenWhenItTakesWritesAgain) {
+  ASSERT_NO_FATAL_FAILURE(Prepare(192 * kMiB, 64 * kMiB, "64MiB"));
+  ASSERT_NO_FATAL_FAILURE(Start());
+  ExpectServes(1);
+  ASSERT_TRUE(Flush().ok());
+  client_ = nullptr;
+  daemon_->Kill();
+  const absl::Status sealed = disk_->SetReadOnly(true);
+  ASSERT_TRUE(sealed.ok()) << sealed;
+  ASSERT_NO_FATAL_FAILURE(Start());
+  EXPECT_EQ(L3()["enabled"], true);
+  EXPECT_EQ(L3()["writable"], false);
+  ExpectHas(1);
+  ExpectServes(2);
+  EXPECT_FALSE(Flush().ok());
+  ASSERT_TRUE(disk_->SetReadOnly(false).ok());
+  ASSERT_NO_FATAL_FAILURE(ExpectBackWithinTenSeconds());
+  ExpectHas(1);
+}
+
+TEST_F(L3DiskTest, ADirectoryThatCannotBeMadeAtTheStartIsMadeWhenItCan) {
+  ASSERT_NO_FATAL_FAILURE(Prepare(192 * kMiB, 64 * kMiB, "64MiB"));
+  ASSERT_TRUE(disk_->SetReadOnly(true).ok());
+  ASSERT_NO_FATAL_FAILURE(Start());
+  EXPECT_EQ(L3()["enabled"], true);
+  EXPECT_EQ(L3()["writable"], false);
+  ExpectServes(2);
+  EXPECT_FALSE(Flush().ok());
+  ASSERT_TRUE(disk_->SetReadOnly(false).ok());
+  ASSERT_NO_FATAL_FAILURE(ExpectBackWithinTenSeconds());
+}
+
 }  // namespace
 }  // namespace embcache

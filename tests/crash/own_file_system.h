@@ -44,6 +44,13 @@ class OwnFileSystem {
     return absl::ErrnoToStatus(errno, absl::StrCat("mount a tmpfs on ", path_));
   }
 
+  // Whether anything may be written to it from now on.
+  absl::Status SetReadOnly(bool read_only) const {
+    const unsigned long flags = MS_REMOUNT | (read_only ? MS_RDONLY : 0);
+    if (mount("none", path_.c_str(), nullptr, flags, nullptr) == 0) return absl::OkStatus();
+    return absl::ErrnoToStatus(errno, absl::StrCat("mount ", path_, " again"));
+  }
+
   const std::string& path() const { return path_; }
 
   uint64_t UsedBytes() const {

@@ -98,6 +98,10 @@ class BehaviourTest : public ::testing::Test {
 
 TEST_F(BehaviourTest, AnL1EvictionDemotesAndAnL2HitPromotes) {
   Start(150, 1000);
+  // A hit without a call is served in place, and promoted a moment later.
+  auto calling = daemon_->Connect(client::Role::kWriter, "test", /*fast_path=*/false);
+  ASSERT_TRUE(calling.ok()) << calling.status();
+  client_ = *std::move(calling);
   ASSERT_TRUE(Put("a", 100).ok());
   ASSERT_TRUE(Put("b", 100).ok());
   EXPECT_EQ(Where("a"), Tier::kL2);

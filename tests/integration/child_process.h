@@ -46,7 +46,7 @@ class ChildProcess {
       if (log_fd >= 0 && !talk) dup2(log_fd, STDOUT_FILENO);
       if (talk) dup2(in[0], STDIN_FILENO);
       if (talk) dup2(out[1], STDOUT_FILENO);
-      execv(argv[0], argv.data());
+      execvp(argv[0], argv.data());
       _exit(127);
     }
     for (int fd : {log_fd, in[0], out[1]}) {

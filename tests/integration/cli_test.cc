@@ -121,6 +121,41 @@ TEST_F(CliTest, PutGetContainsRemove) {
   }
 }
 
+TEST_F(CliTest, NamesOfOthersCannotSteerTheTerminal) {
+  auto client = daemon_.Connect(client::Role::kWriter, "session\033[2J");
+  ASSERT_TRUE(client.ok()) << client.status();
+  const std::vector<uint8_t> bytes(16, 1);
+  client::TensorSpec tensor;
+  tensor.name = "main";
+  tensor.dtype = client::DType::kU8;
+  tensor.shape = {16};
+  ASSERT_TRUE(
+      (*client)
+          ->Put({"model\033[31m\r\n", std::string(32, 'x'), "\a"}, {tensor}, {client::Bytes(bytes)})
+          .ok());
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"ls"}, {"sessions"}, {"stat", "--models"}, {"top", "--once"}}) {
+    const Outcome outcome = Ctl(command);
+    EXPECT_EQ(outcome.exit_code, kExitOk) << outcome.err;
+    EXPECT_THAT(outcome.out, ::testing::HasSubstr("\\x1b[")) << command[0];
+    for (const char c : outcome.out) {
+      EXPECT_TRUE(static_cast<unsigned char>(c) >= 0x20 || c == '\n') << command[0];
+    }
+  }
+}
+
+TEST_F(CliTest, TopShowsOnePictureWithoutATerminal) {
+  EXPECT_EQ(CtlJson({"import", kSamples}).at("imported"), 7);
+  const Outcome outcome = Ctl({"top"});
+  EXPECT_EQ(outcome.exit_code, kExitOk) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("serving"));
+  EXPECT_THAT(outcome.out, HasSubstr("7 entries"));
+  EXPECT_THAT(outcome.out, HasSubstr(kModel));
+  const json both = CtlJson({"top"});
+  EXPECT_EQ(both.at("stats").at("saves"), 7);
+  EXPECT_TRUE(both.at("sessions").at("sessions").is_array());
+}
+
 TEST_F(CliTest, ABadFileFailsAloneAndShowsInTheExitCode) {
   const std::string bad = daemon_.directory() + "/bad.safetensors";
   std::ofstream(bad) << "this is no tensor file";

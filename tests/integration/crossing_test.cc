@@ -128,6 +128,7 @@ class CrossingTest : public ClientTest {
     options.name = "impatient";
     options.role = Role::kWriter;
     options.rpc_timeout = absl::Milliseconds(200);
+    options.fast_path = false;  // only calls can be left without an answer
     auto impatient = Client::Connect(options);
     ASSERT_TRUE(impatient.ok()) << impatient.status();
     impatient_ = *std::move(impatient);

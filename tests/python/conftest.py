@@ -27,6 +27,9 @@ if _FAST.exists():
 
 import embcache  # noqa: E402
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from fake_cuda import FakeCuda  # noqa: E402
+
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     """Waits for what happens in the background."""
@@ -45,7 +48,9 @@ class Daemon:
         self.start()
 
     def start(self) -> None:
-        flags = ["--device=host", "--l1-capacity=64MiB", "--l3-write=off", *self._flags]
+        flags = ["--l3-write=off", *self._flags]
+        if not any(flag.startswith("--device") for flag in flags):
+            flags += ["--device=host", "--l1-capacity=64MiB"]
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
                 [*self._launcher, EMBCACHED, "--socket-dir", self.directory, *flags],
@@ -113,6 +118,25 @@ def own_daemon() -> Iterator[Daemon]:
 def client(shared_daemon: Daemon) -> Iterator[embcache.Client]:
     with embcache.Client(shared_daemon.directory, strict=True) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def fake_cuda() -> Iterator[FakeCuda]:
+    """The fake CUDA driver, in this process from now on; built beside the daemon."""
+    library = pathlib.Path(EMBCACHED).resolve().parents[1] / "fake_cuda" / "libcuda.so.1"
+    if not library.exists():
+        pytest.skip("built without CUDA headers; see deploy/cuda_headers")
+    if b"__asan_init" in library.read_bytes() or b"__tsan_init" in library.read_bytes():
+        pytest.skip("a sanitizer's library cannot be loaded into this interpreter")
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="embcache-fake-cuda.", dir=base) as directory:
+        yield FakeCuda(library, directory)
+
+
+@pytest.fixture
+def fake(fake_cuda: FakeCuda) -> FakeCuda:
+    fake_cuda.reset()
+    return fake_cuda
 
 
 @pytest.fixture

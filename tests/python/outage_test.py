@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -131,6 +132,27 @@ def test_a_daemon_that_hangs_costs_one_timeout(own_daemon, key):
         finally:
             own_daemon.resume()
         until(lambda: client.put(key, array(4)))
+
+
+def test_after_a_call_without_an_answer_the_session_is_another(own_daemon, key):
+    """The daemon may have granted in the old one what nobody here knows of."""
+    with embcache.Client(own_daemon.directory, timeout=0.2) as client:
+        assert client.put(key, array(4))
+        hit = client.get(key)
+        before = client._connection.session()
+        own_daemon.pause()
+        try:
+            assert client.get(key) is None
+        finally:
+            own_daemon.resume()
+        until(lambda: client._connection.session() is not before)
+        del before
+        np.testing.assert_array_equal(hit["data"].numpy(), array(4))  # pinned in the old one
+        until(lambda: client.stats()["sessions"] == 2)
+        del hit
+        gc.collect()
+        until(lambda: client.stats()["sessions"] == 1)
+        assert client.stats()["leases"] == 0
 
 
 def test_a_reservation_of_a_dead_daemon_commits_to_nothing(client, own_daemon, key):

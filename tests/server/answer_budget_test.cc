@@ -45,6 +45,7 @@ TEST_F(AnswerBudgetTest, BeyondTheTotalWhoHasTheMostUnreadIsCutAndNobodyIsAdmitt
   EXPECT_TRUE(budget_.Charge("b", 39, true).ok());
   EXPECT_TRUE(budget_.Charge("c", 35, true).ok());
   EXPECT_EQ(cut_, std::vector<std::string>{"b"});
+  EXPECT_TRUE(budget_.crowded());
   EXPECT_EQ(budget_.Admit("d").code(), absl::StatusCode::kResourceExhausted);
   budget_.Refund("b", 39);
   EXPECT_TRUE(budget_.Admit("d").ok());

@@ -26,8 +26,14 @@ class CacheFixture : public testing::Test {
     options.l1.capacity_bytes = uint64_t{1} << 20;
     options.l1.segment_bytes = uint64_t{1} << 19;
     options.fast_index_entries = 64;
-    auto cache = TieredCache::Create(options, {&clock_, &executor_, &copier_, &memory_, &memory_,
-                                               /*store=*/nullptr, &memory_});
+    TieredCacheDeps deps;
+    deps.clock = &clock_;
+    deps.executor = &executor_;
+    deps.copier = &copier_;
+    deps.l1_memory = &memory_;
+    deps.l2_memory = &memory_;
+    deps.fast_memory = &memory_;
+    auto cache = TieredCache::Create(options, deps);
     EXPECT_TRUE(cache.ok()) << cache.status();
     cache_ = *std::move(cache);
   }

@@ -162,10 +162,14 @@ TEST(ConfigTest, ErrorsNameTheFlagTheValueAndTheLimit) {
   ExpectRefused(Parse({"--l3-dir=cache"}), kExitUsage, HasSubstr("absolute"));
 }
 
-TEST(ConfigTest, ADeviceThatThisBuildCannotUseIsRefusedWithTheReason) {
+TEST(ConfigTest, ADeviceIsAutoOrHostOrADeviceByIndexOrByUuid) {
   EXPECT_EQ(Good({"--device=host"}).device, "host");
-  ExpectRefused(Parse({"--device=cuda:0"}), kExitUsage, HasSubstr("no CUDA support"));
-  ExpectRefused(Parse({"--device=tpu"}), kExitUsage, HasSubstr("auto or host"));
+  EXPECT_EQ(Good({"--device=cuda:0"}).device, "cuda:0");
+  const std::string by_uuid = "cuda:GPU-0a1b2c3d-0000-1111-2222-333344445555";
+  EXPECT_EQ(Good({"--device=" + by_uuid}).device, by_uuid);
+  for (const char* bad : {"tpu", "cuda", "cuda:", "cuda:one two", "cuda:123456"}) {
+    ExpectRefused(Parse({std::string("--device=") + bad}), kExitUsage, HasSubstr("cuda:<index>"));
+  }
 }
 
 TEST(ConfigTest, AllFaultsAreReportedAtOnceWithWhereTheyCameFrom) {
@@ -310,8 +314,7 @@ TEST(ConfigTest, TcpIsEncryptedUnlessAskedForByName) {
 TEST(ConfigTest, AnAddressForTcpHasAHostAndAPort) {
   for (const char* bad :
        {"7070", ":7070", "host:", "host:port", "host:65536", "::1:7070", "[]:1"}) {
-    EXPECT_EQ(ParseConfig({absl::StrCat("--tcp-address=", bad), "--insecure-tcp"}, kHome).exit_code,
-              kExitUsage)
+    EXPECT_EQ(ParseConfig({absl::StrCat("--tcp-address=", bad)}, kHome).exit_code, kExitUsage)
         << bad;
   }
 }

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "embcache/v1/admin.grpc.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 #include "gmock/gmock.h"
@@ -95,6 +97,25 @@ TEST_F(DaemonTest, ServesBothSocketsInAClosedDirectory) {
   context.AddMetadata("embcache-session", TokenToHex(TokenOf(welcome)));
   v1::PingResponse response;
   EXPECT_TRUE(v1::Cache::NewStub(Channel())->Ping(&context, {}, &response).ok());
+}
+
+TEST_F(DaemonTest, GivesASignOfLifeWhenAskedWhetherOrNotItDrains) {
+  Start();
+  for (int round = 0; round < 2; ++round) {
+    absl::Notification answered;
+    daemon_->AskForSignOfLife([&] { answered.Notify(); });
+    answered.WaitForNotification();
+    daemon_->Drain();
+  }
+}
+
+TEST_F(DaemonTest, AStopWithAQuestionOpenNeedsNoAnswer) {
+  Start();
+  const auto answer = std::make_shared<int>();
+  daemon_->AskForSignOfLife([answer] {});
+  EXPECT_TRUE(daemon_->Stop().ok());
+  daemon_.reset();
+  EXPECT_EQ(answer.use_count(), 1);
 }
 
 TEST_F(DaemonTest, ASecondDaemonIsRefusedWithThePidOfTheFirstWhichGoesOn) {
@@ -186,6 +207,33 @@ TEST_F(DaemonTest, EntriesSurviveARestartOnTheSsd) {
   ASSERT_EQ(response.results(0).verdict(), v1::GetResult::HIT);
   EXPECT_EQ(response.results(0).inline_(), "data");
   EXPECT_EQ(response.results(0).source(), v1::L3);
+}
+
+TEST_F(DaemonTest, AnSsdThatCannotBeUsedAtTheStartIsNoReasonNotToServe) {
+  config_.l3_dir = dir_ + "/l3";
+  config_.l3_capacity_bytes = uint64_t{64} << 20;
+  ASSERT_EQ(mknod(config_.l3_dir.c_str(), S_IFREG | 0600, 0), 0);
+  Start();
+  ControlClient client(control_path());
+  HoldLease(TokenOf(client.SayHello()));
+  grpc::ClientContext context;
+  v1::StatsResponse stats;
+  ASSERT_TRUE(v1::Cache::NewStub(Channel())->Stats(&context, {}, &stats).ok());
+  EXPECT_TRUE(stats.l3().enabled());
+  EXPECT_FALSE(stats.l3().writable());
+  EXPECT_GE(stats.l3().io_errors(), 1);
+}
+
+TEST_F(DaemonTest, AnSsdOfAnotherVersionOrInUseIsAnError) {
+  config_.l3_dir = dir_ + "/l3";
+  config_.l3_capacity_bytes = uint64_t{64} << 20;
+  ASSERT_TRUE(MakeDirectory(config_.l3_dir, 0700).ok());
+  std::ofstream(config_.l3_dir + "/FORMAT") << "embcache-l3 99\n";
+  EXPECT_EQ(Daemon::Start(config_).status().code(), absl::StatusCode::kFailedPrecondition);
+  std::filesystem::remove(config_.l3_dir + "/FORMAT");
+  Start();
+  config_.socket_dir += "2";
+  EXPECT_EQ(Daemon::Start(config_).status().code(), absl::StatusCode::kAlreadyExists);
 }
 
 TEST_F(DaemonTest, MoreMemoryThanThereIsIsRefusedBeforeAnyIsTaken) {

@@ -21,7 +21,7 @@ class FastSessionTest : public CacheFixture {
 
   void Open() {
     registry_ = std::make_unique<SessionRegistry>(limits_, cache_.get(), &clock_);
-    session_ = *registry_->Open({"test", /*writer=*/false, /*pid=*/42, /*uid=*/1000});
+    session_ = *registry_->Open({.name = "test", .pid = 42, .uid = 1000});
     const auto table = registry_->OpenFastTable(session_);
     ASSERT_TRUE(table.ok()) << table.status();
     table_ = reinterpret_cast<embcache_fast_table*>((*table)->memory().host_data());

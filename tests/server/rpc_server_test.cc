@@ -39,6 +39,32 @@ TEST_F(RpcServerTest, AnswersOverTheUnixSocket) {
   EXPECT_EQ(response.results(0).reason(), v1::GetResult::ABSENT);
 }
 
+TEST_F(RpcServerTest, PollersAnswerAQuestionUnlessOneOfThemHangs) {
+  absl::Notification hanging, go_on;
+  admin_ = std::make_unique<AdminService>(
+      AdminServiceDeps{.cache = cache_.get(), .registry = registry_.get(), .drain = [&] {
+                         hanging.Notify();
+                         go_on.WaitForNotification();
+                       }});
+  Start({.threads = 2});
+  absl::Notification answered;
+  server_->AskPollers([&] { answered.Notify(); });
+  answered.WaitForNotification();
+
+  std::thread drain([&] {
+    grpc::ClientContext context;
+    v1::DrainResponse response;
+    EXPECT_TRUE(v1::Admin::NewStub(channel_)->Drain(&context, {}, &response).ok());
+  });
+  hanging.WaitForNotification();
+  absl::Notification answered_late;
+  server_->AskPollers([&] { answered_late.Notify(); });
+  EXPECT_FALSE(answered_late.WaitForNotificationWithTimeout(absl::Milliseconds(100)));
+  go_on.Notify();
+  answered_late.WaitForNotification();
+  drain.join();
+}
+
 TEST_F(RpcServerTest, BothServicesShareTheSocket) {
   Start();
   grpc::ClientContext context;

@@ -43,7 +43,7 @@ class SessionRegistryTest : public CacheFixture {
   }
 
   Token Open(bool writer = true, uid_t uid = 1000) {
-    auto token = registry().Open({"test", writer, /*pid=*/42, uid});
+    auto token = registry().Open({.name = "test", .writer = writer, .pid = 42, .uid = uid});
     EXPECT_TRUE(token.ok()) << token.status();
     return token.value_or(Token());
   }
@@ -93,17 +93,17 @@ TEST_F(SessionRegistryTest, RefusesSessionsOverTheTotal) {
   limits_.max_sessions = 2;
   Open();
   const Token second = Open();
-  const auto third = registry().Open({"third", false, 1, 7});
+  const auto third = registry().Open({.name = "third", .writer = false, .pid = 1, .uid = 7});
   EXPECT_EQ(third.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(third.status().message()), HasSubstr("2 of 2"));
   registry().Close(second);
-  EXPECT_TRUE(registry().Open({"third", false, 1, 7}).ok());
+  EXPECT_TRUE(registry().Open({.name = "third", .writer = false, .pid = 1, .uid = 7}).ok());
 }
 
 TEST_F(SessionRegistryTest, RefusesSessionsOverAUsersShareButNotOtherUsers) {
   limits_.max_sessions_per_uid = 1;
   const Token first = Open(true, 1000);
-  const auto second = registry().Open({"second", false, 1, 1000});
+  const auto second = registry().Open({.name = "second", .writer = false, .pid = 1, .uid = 1000});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("uid 1000"));
   Open(true, 1001);
@@ -116,7 +116,7 @@ TEST_F(SessionRegistryTest, SessionsThatLostTheirConnectionStillCount) {
   const Token session = Open();
   Lease(session, "a");
   registry().ConnectionLost(session);
-  EXPECT_EQ(registry().Open({"again", true, 42, 1000}).status().code(),
+  EXPECT_EQ(registry().Open({.name = "again", .writer = true, .pid = 42, .uid = 1000}).status().code(),
             absl::StatusCode::kResourceExhausted);
 }
 
@@ -125,7 +125,7 @@ TEST_F(SessionRegistryTest, DrainRefusesNewSessionsAndKeepsOldOnes) {
   EXPECT_FALSE(registry().draining());
   registry().Drain();
   EXPECT_TRUE(registry().draining());
-  EXPECT_EQ(registry().Open({"late", false, 1, 1}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(registry().Open({.name = "late", .writer = false, .pid = 1, .uid = 1}).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(registry().Check(session, false).ok());
 }
 

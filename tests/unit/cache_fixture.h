@@ -45,7 +45,8 @@ class CacheFixture : public ::testing::Test {
                                                .copier = &copier_,
                                                .l1_memory = &memory_,
                                                .l2_memory = &memory_,
-                                               .store = store});
+                                               .store = store,
+                                               .gate = &gate_});
     ASSERT_TRUE(cache.ok()) << cache.status();
     cache_ = *std::move(cache);
   }
@@ -134,7 +135,10 @@ class CacheFixture : public ::testing::Test {
   void Step() { copier_.pending() > 0 ? copier_.RunOne() : executor_.RunOne(); }
 
   char* DataAt(const Location& location) {
-    return cache_->Segments()[location.segment].memory->host_data() + location.offset;
+    for (const TieredCache::SegmentInfo& segment : cache_->Segments()) {
+      if (segment.id == location.segment) return segment.memory->host_data() + location.offset;
+    }
+    return nullptr;
   }
   std::string BytesOf(const ReadHandle& handle) {
     return std::string(DataAt(handle.location()), handle.location().bytes);
@@ -150,6 +154,7 @@ class CacheFixture : public ::testing::Test {
   ManualExecutor executor_;
   ManualCopyEngine copier_;
   HeapMemory memory_;
+  PutGate gate_;
   std::unique_ptr<TieredCache> cache_;
 };
 

@@ -1,7 +1,9 @@
 #include "storage/record_format.h"
 
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
+#include "storage/byte_codec.h"
 #include "tests/unit/store_test_util.h"
 
 namespace embcache {
@@ -62,6 +64,27 @@ TEST(RecordFormatTest, AFooterComesBackWholeForItsOwnFileOnly) {
   EXPECT_EQ((*decoded)[1].model_epoch, 2);
   EXPECT_EQ((*decoded)[1].expires, absl::FromUnixNanos(9));
   EXPECT_TRUE(absl::IsDataLoss(DecodeFooter(10, bytes).status()));
+}
+
+TEST(RecordFormatTest, AFooterOfVersionOneIsReadAndTellsNoPositions) {
+  ByteWriter old;
+  old.Number(uint32_t{0x31464d45});
+  old.Number(uint64_t{9});
+  old.Number(uint32_t{1});
+  old.Number(uint32_t{3});
+  for (int field : {200, 8, 2}) old.Number(static_cast<uint64_t>(field));
+  for (int i = 0; i < 3; ++i) old.Time(absl::FromUnixNanos(5 + i));
+  old.Text<uint16_t>(TestKey("b").encoded());
+  old.PadTo(kFooterMinBytes);
+  const uint64_t hash = XXH3_64bits(old.bytes().data(), old.bytes().size());
+  old.Number(hash);
+  const absl::StatusOr<std::vector<FooterEntry>> decoded = DecodeFooter(9, old.bytes());
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_EQ(decoded->size(), 1);
+  EXPECT_EQ((*decoded)[0].key, TestKey("b"));
+  EXPECT_EQ((*decoded)[0].generation, 8);
+  EXPECT_EQ((*decoded)[0].last_access, absl::FromUnixNanos(7));
+  EXPECT_FALSE((*decoded)[0].position.known());
 }
 
 TEST(RecordFormatTest, ADamagedByteAnywhereInAFooterIsDamage) {

@@ -190,12 +190,17 @@ TEST_F(RocksDbStoreTest, AnUnknownFormatIsRefusedAndLeftAlone) {
   Open();
   ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey("k"), 1000, 1)).ok());
   store_ = nullptr;
-  for (const char* text : {"embcache-l3 2\n", "", "embcache-l3 1", "something else\n"}) {
+  for (const char* text :
+       {"embcache-l3 3\n", "embcache-l3 0\n", "", "embcache-l3 2", "something else\n"}) {
     WriteFile(options_.path + "/FORMAT", text);
     const auto opened = RocksDbStore::Open(options_);
     EXPECT_TRUE(absl::IsFailedPrecondition(opened.status())) << text << opened.status();
   }
   WriteFile(options_.path + "/FORMAT", "embcache-l3 1\n");
+  Open();
+  EXPECT_EQ(ReadFile(options_.path + "/FORMAT"), "embcache-l3 2\n");
+  store_ = nullptr;
+  WriteFile(options_.path + "/FORMAT", "embcache-l3 2\n");
   Open();
   EXPECT_TRUE(store_->Find(TestKey("k")).has_value());
 }
@@ -282,14 +287,33 @@ TEST_F(RocksDbStoreTest, WhatIsReadOftenOutlivesItsFile) {
   EXPECT_FALSE(store_->Find(TestKey("2")).has_value());
 }
 
-TEST_F(RocksDbStoreTest, KeepsTheNumberOfFilesBounded) {
+TEST_F(RocksDbStoreTest, KeepsTheNumberOfFilesBoundedAndLosesNothingForIt) {
   options_.max_files = 10;
   Open();
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 60; ++i) {
     ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey(absl::StrCat(i)), 100, 1 + i)).ok());
     ASSERT_TRUE(store_->Flush().ok());
     EXPECT_LE(store_->GetStats().files, 10);
   }
+  EXPECT_EQ(store_->GetStats().entries, 60);
+  EXPECT_EQ(store_->GetStats().evictions, 0);
+  ASSERT_TRUE(store_->Flush().ok());
+  Reopen();
+  EXPECT_EQ(store_->GetStats().entries, 60);
+  EXPECT_EQ(ExpectOnlyRightBytes(*store_, 60), 60);
+}
+
+TEST_F(RocksDbStoreTest, WithTooManyFullFilesTheOldestGoes) {
+  options_.segment_bytes = 128 << 10;
+  options_.max_files = 5;
+  Open();
+  for (int i = 0; i < 12; ++i) {
+    ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey(absl::StrCat(i)), 120'000, 1 + i)).ok());
+    ASSERT_TRUE(store_->Flush().ok());
+    EXPECT_LE(store_->GetStats().files, 5);
+  }
+  EXPECT_FALSE(store_->Find(TestKey("0")).has_value());
+  EXPECT_EQ(ExpectOnlyRightBytes(*store_, 12), 5);
 }
 
 TEST_F(RocksDbStoreTest, OpensAHundredThousandSmallEntries) {

@@ -87,11 +87,11 @@ TEST_F(StoreIndexTest, LoadingKeepsTheHighestGenerationNotRemovedInTheCurrentEpo
   meta.epochs = {{"m", 2}};
   meta.max_generation = 3;
   index_.LoadMeta(meta);
-  index_.LoadRecord(TestKey("removed"), Place(4, 1));
-  index_.LoadRecord(TestKey("k"), Place(6, 1));
-  index_.LoadRecord(TestKey("k"), Place(9, 2));
-  index_.LoadRecord(TestKey("old", "m"), Place(7, 1, 1));
-  index_.LoadRecord(TestKey("new", "m"), Place(8, 1, 2));
+  index_.LoadRecords({{TestKey("removed"), Place(4, 1)}});
+  index_.LoadRecords({{TestKey("k"), Place(6, 1)}});
+  index_.LoadRecords({{TestKey("k"), Place(9, 2)}});
+  index_.LoadRecords({{TestKey("old", "m"), Place(7, 1, 1)}});
+  index_.LoadRecords({{TestKey("new", "m"), Place(8, 1, 2)}});
   EXPECT_EQ(index_.Find(TestKey("removed")), nullptr);
   EXPECT_EQ(index_.Find(TestKey("k"))->generation, 9);
   EXPECT_EQ(index_.Find(TestKey("old", "m")), nullptr);
@@ -104,8 +104,8 @@ TEST_F(StoreIndexTest, LoadingKeepsTheHighestGenerationNotRemovedInTheCurrentEpo
 
 // The epoch's own write failed in the last run, after records of it were written.
 TEST_F(StoreIndexTest, ARecordOfALaterEpochRaisesTheEpoch) {
-  index_.LoadRecord(TestKey("old", "m"), Place(1, 1, 0));
-  index_.LoadRecord(TestKey("new", "m"), Place(2, 2, 3));
+  index_.LoadRecords({{TestKey("old", "m"), Place(1, 1, 0)}});
+  index_.LoadRecords({{TestKey("new", "m"), Place(2, 2, 3)}});
   EXPECT_EQ(index_.Find(TestKey("old", "m")), nullptr);
   EXPECT_TRUE(index_.IsEpochDirty("m"));
   EXPECT_THAT(index_.ModelEpochs(), testing::ElementsAre(testing::Pair("m", 3)));

@@ -203,6 +203,39 @@ TEST_F(TieredCacheDiskTest, FlushAnswersWhenEverythingBeforeItIsWritten) {
   EXPECT_EQ(Stats().l3.writes, 3u);
 }
 
+TEST_F(TieredCacheDiskTest, TheStoreIsAskedToWaitWhileAPutIsUnderWay) {
+  StartWithStore(100, 0);
+  EXPECT_TRUE(gate_.Wait());
+  const auto place = Reserve(TestKey("a"), kUnit);
+  ASSERT_TRUE(place.ok());
+  EXPECT_FALSE(gate_.Wait());
+  ASSERT_TRUE(cache_->Commit(place->id).ok());
+  EXPECT_TRUE(gate_.Wait());
+  const auto given_up = Reserve(TestKey("b"), kUnit);
+  EXPECT_FALSE(gate_.Wait());
+  ASSERT_TRUE(cache_->Abort(given_up->id).ok());
+  EXPECT_TRUE(gate_.Wait());
+  Settle();
+}
+
+TEST_F(TieredCacheDiskTest, TheStoreGoesFirstWhenItsQueueFillsOrSomebodyWaitsForIt) {
+  TieredCacheOptions options;
+  options.l3_queue_entries = 4;
+  StartWithStore(100, 0, options);
+  for (const char* name : {"1", "2", "3", "4"}) ASSERT_TRUE(Put(name, 1).ok());  // one is taken
+  const auto place = Reserve(TestKey("a"), kUnit);
+  EXPECT_TRUE(gate_.Wait());
+  ASSERT_TRUE(cache_->Abort(place->id).ok());
+  Settle();
+  const auto again = Reserve(TestKey("a"), kUnit);
+  EXPECT_FALSE(gate_.Wait());
+  ASSERT_TRUE(Put("5", 1).ok());
+  cache_->Flush([](absl::Status) {});
+  EXPECT_TRUE(gate_.Wait());
+  ASSERT_TRUE(cache_->Abort(again->id).ok());
+  Settle();
+}
+
 TEST_F(TieredCacheDiskTest, FlushWithoutL3IsRefused) {
   StartCache(10, 0);
   absl::Status flushed;

@@ -16,6 +16,7 @@ The asyncio twin is embcache.aio.Client; embcache.adapters has the interfaces of
 from embcache import keys
 from embcache._base import default_socket_dir
 from embcache.client import Client, Reservation
+from embcache.cuda import CudaTensorView
 from embcache.dtypes import DType
 from embcache.errors import CacheError, InvalidArgument, Unavailable
 from embcache.hit import Counters, Expect, Hit, ListedEntry, Tier
@@ -26,6 +27,7 @@ __all__ = [
     "CacheError",
     "Client",
     "Counters",
+    "CudaTensorView",
     "DType",
     "Expect",
     "Hit",

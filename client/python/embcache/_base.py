@@ -15,12 +15,13 @@ from typing import Any, Literal
 import grpc
 import numpy as np
 
+from embcache import _cuda, cuda
 from embcache._connection import Connection
 from embcache._operations import Reserved, Specs, commit, put_item
 from embcache._session import Options, Session
 from embcache.dtypes import DType
 from embcache.errors import CacheError, InvalidArgument
-from embcache.hit import Counters, Hit
+from embcache.hit import AnyView, Counters, Hit
 from embcache.keys import Key
 from embcache.tensors import TensorSpec, TensorView, source_of
 from embcache.v1 import embcache_pb2 as pb
@@ -58,9 +59,12 @@ class Base:
         role: Role = "writer",
         timeout: float = 5.0,
         strict: bool = False,
+        device_memory: bool = False,
     ) -> None:
         if role not in ("reader", "writer"):
             raise ValueError(f"role: {role!r}; must be 'reader' or 'writer'")
+        if device_memory:
+            _cuda.driver()  # there is no getting one later
         self.strict = strict
         self._lock = threading.Lock()
         _clients.add(self)
@@ -71,6 +75,7 @@ class Base:
             name or os.path.basename(sys.argv[0]) or "python",
             role == "writer",
             timeout,
+            device_memory,
         )
         # The connection's thread must not keep the client alive.
         this = weakref.ref(self)
@@ -171,13 +176,17 @@ class Base:
     @staticmethod
     def _sources(
         tensors: Any,
-    ) -> dict[str, tuple[TensorSpec, np.ndarray[Any, Any]] | None]:
+    ) -> dict[str, tuple[TensorSpec, Any] | None]:
         if not isinstance(tensors, Mapping):
             tensors = {"data": tensors}
-        sources: dict[str, tuple[TensorSpec, np.ndarray[Any, Any]] | None] = {}
+        sources: dict[str, tuple[TensorSpec, Any] | None] = {}
         for name, value in tensors.items():
             try:
-                sources[name] = None if value is None else source_of(value)
+                if value is None:
+                    sources[name] = None
+                else:
+                    on_device = cuda.is_cuda(value)
+                    sources[name] = cuda.source_of(value) if on_device else source_of(value)
             except (BufferError, RuntimeError, TypeError, ValueError) as error:
                 raise InvalidArgument(f"tensors[{name!r}]: {error}") from error
         return sources
@@ -231,7 +240,7 @@ class BaseReservation:
         self._item = item
         self._over = False
         self._pin = reserved.pin if reserved is not None else None
-        self.tensors: Mapping[str, TensorView | None] = (
+        self.tensors: Mapping[str, AnyView | None] = (
             reserved.tensors
             if reserved is not None
             else scratch(
@@ -244,7 +253,7 @@ class BaseReservation:
             )
         )
 
-    def __getitem__(self, name: str) -> TensorView:
+    def __getitem__(self, name: str) -> AnyView:
         """Where to write the tensor `name`; KeyError when it is absent or the reservation over."""
         view = self.tensors[name]
         if view is None:

@@ -186,7 +186,7 @@ class Connection:
         return True
 
     def _lose(self, session: Session) -> None:
-        session.connected = False
+        session.lose()
         with self._lock:
             self._session = None
             self._reason = ""

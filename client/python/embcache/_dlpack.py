@@ -8,6 +8,7 @@ Taking: the capsule is looked into, never consumed, and its maker frees it when 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,10 @@ def give(
     max_version: tuple[int, int] | None,
     dl_device: tuple[int, int] | None,
     copy: bool | None,
+    really_on: tuple[int, int] | None = None,
 ) -> Any:
-    """A capsule of `raw`, whose elements are really `dtype`."""
+    """A capsule of `raw`, whose elements are really `dtype`, and whose memory is really on a device
+    of its own if one is given."""
     code, _ = dtypes.to_dlpack(dtype)
     if dl_device is not None and tuple(dl_device) != (_CPU, 0):
         raise BufferError(f"the tensor is in host memory; device {dl_device} was asked for")
@@ -88,7 +91,10 @@ def give(
         # An unversioned capsule cannot say that it is read-only, and NumPy refuses to make one of a
         # read-only array; the consumer must know.
         capsule = writable_alias(raw).__dlpack__()
-    _look_into(capsule).dtype.code = code
+    tensor = _look_into(capsule)
+    tensor.dtype.code = code
+    if really_on is not None:
+        tensor.device_type, tensor.device_id = really_on
     return capsule
 
 
@@ -115,6 +121,26 @@ def take(producer: Any) -> tuple[DType, np.ndarray[Any, Any]]:
         strides = tuple(step * raw.itemsize for step in tensor.strides[: tensor.ndim])
     span = Span((capsule, producer), tensor.data + tensor.byte_offset, raw, shape, True, strides)
     return dtype, np.asarray(span)
+
+
+def look_at_device(capsule: Any) -> tuple[DType, tuple[int, ...], int, int]:
+    """dtype, shape, address and device index of a contiguous tensor in device memory."""
+    tensor = _look_into(capsule)
+    dtype = dtypes.from_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
+    if tensor.strides and tensor.ndim:
+        if not is_contiguous(shape, tuple(tensor.strides[: tensor.ndim]), 1):
+            raise TypeError("the tensor is not contiguous; make it so first")
+    return dtype, shape, tensor.data + tensor.byte_offset, tensor.device_id
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
+    """Row-major and without gaps; `step` is what the strides of neighbours are."""
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 class Span:

@@ -97,6 +97,7 @@ class FastPin(Pin):
         self._handle = handle
         self._number = number
         self.address = known.address
+        self.device = None  # entries in device memory are left to the daemon
         self.nbytes = known.nbytes
         self.expires = math.inf
         self.lease: Pin | None = None  # a second pin, which can be shared

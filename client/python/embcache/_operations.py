@@ -10,15 +10,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import grpc
-import numpy as np
 
-from embcache import _fast
+from embcache import _fast, cuda
 from embcache._pin import Pin, expiry
 from embcache._session import Session, internal_error
-from embcache.errors import CacheError, error_of_number
-from embcache.hit import Expect, Hit, Tier, make_hit, make_views, now
+from embcache.errors import CacheError, InvalidArgument, error_of_number
+from embcache.hit import AnyView, Expect, Hit, Tier, make_hit, make_views, now
 from embcache.keys import Key
-from embcache.tensors import TensorSpec, TensorView, copy_into
+from embcache.tensors import TensorSpec
 from embcache.v1 import embcache_pb2 as pb
 
 
@@ -34,7 +33,8 @@ class Work(NamedTuple):
 T = TypeVar("T")
 Operation = Generator["Call | Work", Any, T]
 
-Sources = Mapping[str, "tuple[TensorSpec, np.ndarray[Any, Any]] | None"]
+# A source is a NumPy array or a cuda.CudaSource.
+Sources = Mapping[str, "tuple[TensorSpec, Any] | None"]
 Specs = Mapping[str, "TensorSpec | None"]
 
 
@@ -97,9 +97,9 @@ def _read_result(
 
 
 def get(
-    session: Session, key: Key, expect: Expect | Sequence[Expect] | None
+    session: Session, key: Key, expect: Expect | Sequence[Expect] | None, place: str = "any"
 ) -> Operation[Hit | None]:
-    request = pb.GetRequest()
+    request = pb.GetRequest(place=place_of(place))
     _set_item(request.items.add(), key, expect)
 
     def once() -> Operation[Hit | None]:
@@ -114,16 +114,19 @@ def get_many(
     session: Session,
     keys: Sequence[Key],
     expects: Sequence[Expect | Sequence[Expect] | None] | None,
+    place: str = "any",
 ) -> Operation[list[Hit | CacheError | None]]:
     """In the order of `keys`, in one call per batch that the daemon allows. One bad key fails
     alone."""
     items = [(key, expects[i] if expects is not None else None) for i, key in enumerate(keys)]
     most = session.limits.max_batch or max(1, len(items))
-    out: list[Hit | CacheError | None] = [_fast.get(session, *item) for item in items]
+    out: list[Hit | CacheError | None] = [None] * len(items)
+    if place == "any":
+        out = [_fast.get(session, *item) for item in items]
     missing = [i for i, hit in enumerate(out) if hit is None]
     for begin in range(0, len(missing), most):
         part = missing[begin : begin + most]
-        results = yield from _get_batch(session, [items[i] for i in part])
+        results = yield from _get_batch(session, [items[i] for i in part], place)
         for i, result in zip(part, results, strict=True):
             out[i] = result
     # As with_room, for the keys that ran into the quota.
@@ -131,16 +134,16 @@ def get_many(
     if again and (yield Work(session.releaser.flush)):
         for begin in range(0, len(again), most):
             part = again[begin : begin + most]
-            results = yield from _get_batch(session, [items[i] for i in part])
+            results = yield from _get_batch(session, [items[i] for i in part], place)
             for i, result in zip(part, results, strict=True):
                 out[i] = result
     return out
 
 
 def _get_batch(
-    session: Session, items: Sequence[tuple[Key, Expect | Sequence[Expect] | None]]
+    session: Session, items: Sequence[tuple[Key, Expect | Sequence[Expect] | None]], place: str
 ) -> Operation[list[Hit | CacheError | None]]:
-    request = pb.GetRequest()
+    request = pb.GetRequest(place=place_of(place))
     for key, expect in items:
         _set_item(request.items.add(), key, expect)
     asked = now()
@@ -193,7 +196,7 @@ class Reserved(NamedTuple):
     """A reservation that is there: its pin and where to write."""
 
     pin: Pin
-    tensors: dict[str, TensorView | None]
+    tensors: dict[str, AnyView | None]
 
 
 def put_item(
@@ -220,10 +223,20 @@ def put_item(
     return item
 
 
-def reserve(session: Session, item: pb.PutItem) -> Operation[Reserved]:
+def place_of(place: str) -> pb.Place:
+    try:
+        return _PLACES[place]
+    except KeyError:
+        raise ValueError(f"place: {place!r}; must be 'any', 'device' or 'host'") from None
+
+
+_PLACES = {"any": pb.PLACE_ANY, "device": pb.PLACE_DEVICE, "host": pb.PLACE_HOST}
+
+
+def reserve(session: Session, item: pb.PutItem, place: str = "host") -> Operation[Reserved]:
     if not session.options.writer:
         raise CacheError(grpc.StatusCode.PERMISSION_DENIED, "this client was connected as a reader")
-    request = pb.ReserveRequest(items=[item])
+    request = pb.ReserveRequest(items=[item], place=place_of(place))
 
     def once() -> Operation[Reserved]:
         asked = now()
@@ -271,16 +284,36 @@ def abort(pin: Pin) -> Operation[None]:
 
 
 def put(session: Session, item: pb.PutItem, sources: Sources) -> Operation[None]:
-    reserved = yield from reserve(session, item)
+    on_device = any(
+        source is not None and isinstance(source[1], cuda.CudaSource)
+        for source in sources.values()
+    )
+    place = "device" if on_device and session.has_device else "host"
+    reserved = yield from reserve(session, item, place)
 
     def copy() -> None:
         for name, source in sources.items():
             target = reserved.tensors[name]
             if source is not None and target is not None:
-                copy_into(target, source[1])
+                cuda.copy_into(target, source[1])
 
     yield Work(copy)
     yield from commit(reserved.pin, keep_lease=False)
+
+
+def put_exported(session: Session, item: pb.PutItem, sources: Sources) -> Operation[None]:
+    """The daemon copies, out of the caller's own device memory."""
+    given = [source for source in sources.values() if source is not None]
+    if len(given) != 1 or not isinstance(given[0][1], cuda.CudaSource):
+        raise InvalidArgument("export: takes one tensor, in device memory")
+    source = given[0][1]
+    handle, offset, uuid = yield Work(lambda: cuda.export(source))
+    item.cuda.ipc_handle = handle
+    item.cuda.offset = offset
+    item.cuda.bytes = source.nbytes
+    item.cuda.device_uuid = uuid
+    response = yield Call("Put", pb.PutRequest(items=[item]))
+    raise_for(_only(response.results, "Put").status)
 
 
 # --- Keys, leases, counters -----------------------------------------------------------------------

@@ -11,10 +11,8 @@ import os
 import time
 from collections.abc import Sequence
 
-import grpc
-
 from embcache._session import Session, internal_error
-from embcache.errors import CacheError, Unavailable
+from embcache.errors import Unavailable
 from embcache.v1 import embcache_pb2
 
 
@@ -27,7 +25,7 @@ class Pin:
     """Takes a hold of the session; raises CacheError when there is nothing to hold any more, after
     giving the lease or reservation back."""
 
-    __slots__ = ("session", "hold", "address", "nbytes", "expires")
+    __slots__ = ("session", "hold", "address", "device", "nbytes", "expires")
 
     def __init__(
         self,
@@ -47,12 +45,7 @@ class Pin:
             self.hold = None
             raise Unavailable("the connection to the daemon was lost during the call")
         # From here on the finalizer gives it back.
-        self.address = session.resolve(location)
-        if self.address == 0:
-            raise CacheError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "the entry is in device memory, which this client does not map",
-            )
+        self.address, self.device = session.resolve(location)
         for tensor in tensors:  # offsets come from outside this process
             if tensor.offset + tensor.bytes > self.nbytes:
                 raise internal_error(

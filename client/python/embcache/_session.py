@@ -14,11 +14,12 @@ import mmap
 import os
 import socket
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import numpy as np
 
+from embcache import _cuda
 from embcache._fast_index import FastIndex, layout_version
 from embcache.errors import CacheError, Unavailable, error_of_number, make_error
 from embcache.v1 import control_pb2, embcache_pb2
@@ -32,7 +33,8 @@ _MAX_DESCRIPTORS = 64
 _MAX_NAME = 64
 
 _METHODS = (
-    "Get Reserve Commit Abort Release Share Adopt Contains Delete Pop AdvanceEpoch List Stats Ping"
+    "Get Put Reserve Commit Abort Release Share Adopt Contains Delete Pop AdvanceEpoch List Stats "
+    "Ping"
 ).split()
 
 # As the C++ client has them: what a call to a neighbour process does not need costs a third of its
@@ -56,6 +58,7 @@ class Options:
     name: str
     writer: bool
     timeout: float
+    device_memory: bool = False
 
 
 def internal_error(message: str) -> CacheError:
@@ -84,12 +87,20 @@ def rpc_error(error: Any) -> CacheError:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A mapped segment; `memory` keeps it mapped. `address` is 0 for device memory."""
+    """A mapped segment, which `memory` keeps mapped, or one in device memory, which
+    `Session._device` has."""
 
     generation: int
     nbytes: int
     address: int
     memory: mmap.mmap | None
+
+
+class Place(NamedTuple):
+    """Where an entry is; `device` is its segment if that is in device memory."""
+
+    address: int
+    device: _cuda.Segment | None
 
 
 class Session:
@@ -108,6 +119,7 @@ class Session:
         self.doubt_event = -1
         self.in_doubt = False  # of the connection's thread
         self._segments: dict[int, Segment] = {}
+        self._device: dict[int, _cuda.Segment] = {}
         self._all_mapped = True
         self.fast: FastIndex | None = None
         self._welcomed = False
@@ -186,13 +198,31 @@ class Session:
         self.held.discard(hold)
         return False
 
-    def resolve(self, location: embcache_pb2.Location) -> int:
-        """The address of a location; 0 when it is in device memory."""
-        return self.address_of(
+    @property
+    def has_device(self) -> bool:
+        """Whether this session is served from device memory."""
+        return bool(self._device)
+
+    def lose(self) -> None:
+        """The connection is over. From here on pins alone keep device memory open: until it is
+        closed, a daemon started anew may find no memory on the device."""
+        self.connected = False
+        self._device = {}
+
+    def resolve(self, location: embcache_pb2.Location) -> Place:
+        """Opens device memory when it is the first of its segment."""
+        address = self.address_of(
             location.segment, location.segment_generation, location.offset, location.bytes
         )
+        if address != 0:
+            return Place(address, None)
+        device = self._device.get(location.segment)
+        if device is None:
+            raise Unavailable("the connection to the daemon was lost during the call")
+        return Place(device.address + location.offset, device)
 
     def address_of(self, number: int, generation: int, offset: int, nbytes: int) -> int:
+        """The address of a place in this process; 0 when it is in device memory."""
         segment = self._segments.get(number)
         if segment is None or segment.generation != generation:
             raise internal_error(
@@ -231,6 +261,8 @@ class Session:
             control_pb2.Hello.WRITER if self.options.writer else control_pb2.Hello.READER
         )
         packet.hello.acknowledges = acknowledges
+        if self.options.device_memory:
+            packet.hello.device_uuids.extend(_cuda.driver().uuids)
         packet.hello.fast_path_version = layout_version()
         descriptors: list[int] = []
         try:
@@ -302,6 +334,13 @@ class Session:
             segment = announced.segment
             if not announced.passed_by_descriptor:
                 self._segments[segment.id] = Segment(segment.generation, segment.bytes, 0, None)
+                self._device[segment.id] = _cuda.share(
+                    welcome.epoch,
+                    segment.id,
+                    segment.generation,
+                    segment.device_uuid,
+                    segment.cuda_ipc_handle,
+                )
                 self._all_mapped = False
                 continue
             descriptor = next(left, None)

@@ -43,12 +43,14 @@ class Client(Base):
             weakref.WeakKeyDictionary()
         )
 
-    async def get(self, key: Key, expect: Expect | Sequence[Expect] | None = None) -> Hit | None:
+    async def get(
+        self, key: Key, expect: Expect | Sequence[Expect] | None = None, *, place: str = "any"
+    ) -> Hit | None:
         try:
             session = self._connection.session()
-            hit = _fast.get(session, key, expect)
+            hit = _fast.get(session, key, expect) if place == "any" else None
             return self._count_get(
-                hit or await self._run(session, ops.get(session, key, expect))
+                hit or await self._run(session, ops.get(session, key, expect, place))
             )
         except CacheError as error:
             self._failed(error, misses=1)
@@ -58,10 +60,12 @@ class Client(Base):
         self,
         keys: Sequence[Key],
         expects: Sequence[Expect | Sequence[Expect] | None] | None = None,
+        *,
+        place: str = "any",
     ) -> _Hits:
         try:
             session = self._connection.session()
-            results = await self._run(session, ops.get_many(session, keys, expects))
+            results = await self._run(session, ops.get_many(session, keys, expects, place))
         except CacheError as error:
             self._failed(error, misses=len(keys))
             return [None] * len(keys)
@@ -94,13 +98,15 @@ class Client(Base):
         metadata: Mapping[str, bytes | str] | None = None,
         encode_cost: float = 0.0,
         ttl: float | None = None,
+        export: bool = False,
     ) -> bool:
         sources = self._sources(tensors)
         specs = {name: source and source[0] for name, source in sources.items()}
         item = self._item(key, specs, metadata, encode_cost, ttl)
         try:
             session = self._connection.session()
-            await self._run(session, ops.put(session, item, sources))
+            put = ops.put_exported if export else ops.put
+            await self._run(session, put(session, item, sources))
         except CacheError as error:
             self._failed(error, failed_puts=1)
             return False
@@ -115,13 +121,14 @@ class Client(Base):
         metadata: Mapping[str, bytes | str] | None = None,
         encode_cost: float = 0.0,
         ttl: float | None = None,
+        place: str = "host",
     ) -> Reservation:
         """async with await client.reserve(...) as entry: ..."""
         item = self._item(key, tensors, metadata, encode_cost, ttl)
         reserved: ops.Reserved | None = None
         try:
             session = self._connection.session()
-            reserved = await self._run(session, ops.reserve(session, item))
+            reserved = await self._run(session, ops.reserve(session, item, place))
         except CacheError as error:
             self._failed(error, failed_puts=1)
         return Reservation(self, reserved, item)

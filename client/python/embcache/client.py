@@ -43,7 +43,8 @@ class Client(Base):
 
     `address` is the directory of its sockets (default: $EMBCACHE_SOCKET_DIR, else
     $XDG_RUNTIME_DIR/embcache, else /run/embcache). A "reader" maps the memory read-only and cannot
-    put. `timeout` bounds each call, in seconds.
+    put. `timeout` bounds each call, in seconds. With `device_memory`, hits on the cache's CUDA device
+    are given there, as CudaTensorView; CacheError when this process has no driver.
 
     When the daemon is away, `get` is a miss, `put` does nothing and `contains` knows nothing, with
     one warning and a counter, and the client reconnects by itself in the background. With `strict`
@@ -54,12 +55,14 @@ class Client(Base):
 
     # --- Reading --------------------------------------------------------------------------------
 
-    def get(self, key: Key, expect: Expect | Sequence[Expect] | None = None) -> Hit | None:
-        """None is a miss."""
+    def get(
+        self, key: Key, expect: Expect | Sequence[Expect] | None = None, *, place: str = "any"
+    ) -> Hit | None:
+        """None is a miss. With `device_memory`, place="host" asks for bytes that the CPU can read."""
         try:
             session = self._connection.session()
-            hit = _fast.get(session, key, expect)
-            return self._count_get(hit or _run(session, ops.get(session, key, expect)))
+            hit = _fast.get(session, key, expect) if place == "any" else None
+            return self._count_get(hit or _run(session, ops.get(session, key, expect, place)))
         except CacheError as error:
             self._failed(error, misses=1)
             return None
@@ -68,11 +71,13 @@ class Client(Base):
         self,
         keys: Sequence[Key],
         expects: Sequence[Expect | Sequence[Expect] | None] | None = None,
+        *,
+        place: str = "any",
     ) -> _Hits:
         """In the order of `keys`, in one call per batch that the daemon allows."""
         try:
             session = self._connection.session()
-            results = _run(session, ops.get_many(session, keys, expects))
+            results = _run(session, ops.get_many(session, keys, expects, place))
         except CacheError as error:
             self._failed(error, misses=len(keys))
             return [None] * len(keys)
@@ -109,10 +114,13 @@ class Client(Base):
         metadata: Mapping[str, bytes | str] | None = None,
         encode_cost: float = 0.0,
         ttl: float | None = None,
+        export: bool = False,
     ) -> bool:
-        """Stores a copy of `tensors`: a mapping of names to arrays (NumPy, torch on the CPU,
-        anything with __dlpack__; None stands for a tensor that is absent), or one array, named
-        "data". `encode_cost` is what a miss costs, in seconds; `ttl` too is in seconds.
+        """Stores a copy of `tensors`: a mapping of names to arrays (NumPy, torch, anything with
+        __dlpack__ or __cuda_array_interface__, on the CPU or on a CUDA device; None stands for a
+        tensor that is absent), or one array, named "data". `encode_cost` is what a miss costs, in
+        seconds; `ttl` too is in seconds. With `export` the daemon copies the one tensor out of this
+        process's device memory, instead of this process copying it into the cache's.
 
         False: not stored (with `strict` this raises)."""
         sources = self._sources(tensors)
@@ -120,7 +128,8 @@ class Client(Base):
         item = self._item(key, specs, metadata, encode_cost, ttl)
         try:
             session = self._connection.session()
-            _run(session, ops.put(session, item, sources))
+            put = ops.put_exported if export else ops.put
+            _run(session, put(session, item, sources))
         except CacheError as error:
             self._failed(error, failed_puts=1)
             return False
@@ -135,8 +144,10 @@ class Client(Base):
         metadata: Mapping[str, bytes | str] | None = None,
         encode_cost: float = 0.0,
         ttl: float | None = None,
+        place: str = "host",
     ) -> Reservation:
-        """For writing in place:
+        """For writing in place (with `device_memory`, also in place="device": synchronise what you
+        have queued before the end of the block):
 
             with client.reserve(key, {"data": TensorSpec("float16", (576, 1024))}) as entry:
                 encode(image, out=entry["data"].numpy())
@@ -147,7 +158,7 @@ class Client(Base):
         reserved: ops.Reserved | None = None
         try:
             session = self._connection.session()
-            reserved = _run(session, ops.reserve(session, item))
+            reserved = _run(session, ops.reserve(session, item, place))
         except CacheError as error:
             self._failed(error, failed_puts=1)
         return Reservation(self, reserved, item)

@@ -10,10 +10,16 @@ from typing import Any
 
 from embcache._pin import Pin, expiry
 from embcache._session import Session, internal_error
+from embcache.cuda import CudaTensorView
 from embcache.dtypes import DType
 from embcache.keys import Key
 from embcache.tensors import TensorSpec, TensorView
 from embcache.v1 import embcache_pb2 as pb
+
+
+# CudaTensorView in device memory, which only clients made with device_memory=True are given. Typed as
+# Any, so that those that are not need no distinction.
+AnyView = Any
 
 
 class Tier(enum.IntEnum):
@@ -76,7 +82,7 @@ class Hit:
     )
 
     def __init__(
-        self, pin: Pin, key: Key, tensors: Mapping[str, TensorView | None], generation: int
+        self, pin: Pin, key: Key, tensors: Mapping[str, AnyView | None], generation: int
     ) -> None:
         self._pin: Pin | None = pin
         self.key = key
@@ -87,7 +93,7 @@ class Hit:
         self.encode_cost = 0.0  # seconds
         self.tier = Tier.L1  # where it was found
 
-    def __getitem__(self, name: str) -> TensorView:
+    def __getitem__(self, name: str) -> AnyView:
         """The tensor `name`; KeyError when there is none or it is absent."""
         view = self.tensors[name]
         if view is None:
@@ -116,8 +122,8 @@ class Hit:
 
 def make_views(
     pin: Pin, tensors: Sequence[pb.Tensor], readonly: bool
-) -> dict[str, TensorView | None]:
-    views: dict[str, TensorView | None] = {}
+) -> dict[str, AnyView | None]:
+    views: dict[str, AnyView | None] = {}
     for tensor in tensors:
         if tensor.absent:
             views[tensor.name] = None
@@ -128,7 +134,11 @@ def make_views(
             raise internal_error(f"tensor {tensor.name}: {error}") from None
         if spec.nbytes != tensor.bytes:
             raise internal_error(f"tensor {tensor.name}: {tensor.bytes} bytes announced for {spec}")
-        views[tensor.name] = TensorView(spec, pin, pin.address + tensor.offset, readonly)
+        address = pin.address + tensor.offset
+        if pin.device is not None:
+            views[tensor.name] = CudaTensorView(spec, pin, pin.device, address)
+        else:
+            views[tensor.name] = TensorView(spec, pin, address, readonly)
     return views
 
 

@@ -171,6 +171,28 @@ class DeleteResult(_message.Message):
     status: ItemStatus
     def __init__(self, status: _Optional[_Union[ItemStatus, _Mapping]] = ..., existed: bool = ...) -> None: ...
 
+class DeviceStats(_message.Message):
+    __slots__ = ["client_copies", "copied_bytes", "copies", "failed_copies", "lost", "name", "pageable_host_bytes", "pinned_host_bytes", "uuid"]
+    CLIENT_COPIES_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PAGEABLE_HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    client_copies: int
+    copied_bytes: int
+    copies: int
+    failed_copies: int
+    lost: bool
+    name: str
+    pageable_host_bytes: int
+    pinned_host_bytes: int
+    uuid: str
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., lost: bool = ..., copies: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., client_copies: _Optional[int] = ..., pinned_host_bytes: _Optional[int] = ..., pageable_host_bytes: _Optional[int] = ...) -> None: ...
+
 class Entry(_message.Message):
     __slots__ = ["bytes", "created_unix_ms", "encode_cost_us", "expires_unix_ms", "key", "metadata", "tensors"]
     class MetadataEntry(_message.Message):
@@ -672,13 +694,14 @@ class StatsRequest(_message.Message):
     def __init__(self, per_model: bool = ..., latencies: bool = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ["claim_waits", "claims", "claims_failed", "claims_granted", "deletes", "demotions", "draining", "epoch", "fast_hits", "gets", "hits", "l3", "latencies", "leases", "mismatches", "misses", "models", "promotions", "quarantined_bytes", "rejected_puts", "replaced", "reservations", "saved_us", "saves", "sessions", "tiers", "uptime_ms", "version"]
+    __slots__ = ["claim_waits", "claims", "claims_failed", "claims_granted", "deletes", "demotions", "device", "draining", "epoch", "fast_hits", "gets", "hits", "l3", "latencies", "leases", "mismatches", "misses", "models", "promotions", "quarantined_bytes", "rejected_puts", "replaced", "reservations", "saved_us", "saves", "sessions", "tiers", "uptime_ms", "version"]
     CLAIMS_FAILED_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_GRANTED_FIELD_NUMBER: _ClassVar[int]
     CLAIM_WAITS_FIELD_NUMBER: _ClassVar[int]
     DELETES_FIELD_NUMBER: _ClassVar[int]
     DEMOTIONS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FAST_HITS_FIELD_NUMBER: _ClassVar[int]
@@ -707,6 +730,7 @@ class StatsResponse(_message.Message):
     claims_granted: int
     deletes: int
     demotions: int
+    device: DeviceStats
     draining: bool
     epoch: bytes
     fast_hits: int
@@ -729,7 +753,7 @@ class StatsResponse(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
     uptime_ms: int
     version: str
-    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[bytes] = ..., uptime_ms: _Optional[int] = ..., gets: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., mismatches: _Optional[int] = ..., saves: _Optional[int] = ..., replaced: _Optional[int] = ..., deletes: _Optional[int] = ..., promotions: _Optional[int] = ..., demotions: _Optional[int] = ..., rejected_puts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., l3: _Optional[_Union[L3Stats, _Mapping]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelStats, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStats, _Mapping]]] = ..., saved_us: _Optional[int] = ..., draining: bool = ..., claims: _Optional[int] = ..., claims_granted: _Optional[int] = ..., claims_failed: _Optional[int] = ..., claim_waits: _Optional[int] = ..., fast_hits: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[bytes] = ..., uptime_ms: _Optional[int] = ..., gets: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., mismatches: _Optional[int] = ..., saves: _Optional[int] = ..., replaced: _Optional[int] = ..., deletes: _Optional[int] = ..., promotions: _Optional[int] = ..., demotions: _Optional[int] = ..., rejected_puts: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., l3: _Optional[_Union[L3Stats, _Mapping]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelStats, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStats, _Mapping]]] = ..., saved_us: _Optional[int] = ..., draining: bool = ..., claims: _Optional[int] = ..., claims_granted: _Optional[int] = ..., claims_failed: _Optional[int] = ..., claim_waits: _Optional[int] = ..., fast_hits: _Optional[int] = ..., device: _Optional[_Union[DeviceStats, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ["absent", "bytes", "dtype", "name", "offset", "shape"]

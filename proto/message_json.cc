@@ -1,4 +1,4 @@
-#include "client/cpp/message_json.h"
+#include "proto/message_json.h"
 
 #include <google/protobuf/descriptor.h>
 
@@ -8,33 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace embcache::client::internal {
+namespace embcache {
 namespace {
 
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
-
-// Bytes of the UTF-8 character at the start of `text`; 0 when there is none.
-size_t Utf8Length(absl::string_view text) {
-  const auto at = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = at(0);
-  if (first < 0x80) return 1;
-  const size_t length = first >= 0xF0 && first < 0xF5   ? 4
-                        : first >= 0xE0 && first < 0xF0 ? 3
-                        : first >= 0xC2 && first < 0xE0 ? 2
-                                                        : 0;
-  if (length == 0 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((at(i) & 0xC0) != 0x80) return 0;
-  }
-  // Over-long forms, surrogates, and what lies beyond U+10FFFF.
-  if ((first == 0xE0 && at(1) < 0xA0) || (first == 0xED && at(1) >= 0xA0) ||
-      (first == 0xF0 && at(1) < 0x90) || (first == 0xF4 && at(1) >= 0x90)) {
-    return 0;
-  }
-  return length;
-}
 
 std::string NumberJson(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.6g", value) : "null";
@@ -85,6 +64,35 @@ std::string ValueJson(const Message& message, const FieldDescriptor* field, int 
 
 }  // namespace
 
+size_t Utf8Length(absl::string_view text) {
+  const auto at = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = at(0);
+  if (first < 0x80) return 1;
+  const size_t length = first >= 0xF0 && first < 0xF5   ? 4
+                        : first >= 0xE0 && first < 0xF0 ? 3
+                        : first >= 0xC2 && first < 0xE0 ? 2
+                                                        : 0;
+  if (length == 0 || text.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((at(i) & 0xC0) != 0x80) return 0;
+  }
+  // Over-long forms, surrogates, and what lies beyond U+10FFFF.
+  if ((first == 0xE0 && at(1) < 0xA0) || (first == 0xED && at(1) >= 0xA0) ||
+      (first == 0xF0 && at(1) < 0x90) || (first == 0xF4 && at(1) >= 0x90)) {
+    return 0;
+  }
+  return length;
+}
+
+bool IsUtf8(absl::string_view text) {
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
 std::string JsonString(absl::string_view text) {
   std::string out = "\"";
   while (!text.empty()) {
@@ -124,4 +132,4 @@ std::string MessageToJson(const Message& message) {
   return out + "}";
 }
 
-}  // namespace embcache::client::internal
+}  // namespace embcache

@@ -1,0 +1,145 @@
+#include "client/cpp/cuda_driver.h"
+
+#include <dlfcn.h>
+
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+
+namespace embcache::client::internal {
+namespace {
+
+constexpr char kLibrary[] = "libcuda.so.1";
+constexpr int kInvalidContext = 201;
+constexpr unsigned int kLazyEnablePeerAccess = 1;
+
+// "GPU-01234567-89ab-..."
+std::string FormatUuid(absl::string_view bytes) {
+  const std::string hex = absl::BytesToHexString(bytes);
+  const absl::string_view digits = hex;
+  return absl::StrCat("GPU-", digits.substr(0, 8), "-", digits.substr(8, 4), "-",
+                      digits.substr(12, 4), "-", digits.substr(16, 4), "-", digits.substr(20));
+}
+
+}  // namespace
+
+absl::StatusOr<const CudaDriver*> CudaDriver::Get() {
+  static auto* mutex = new absl::Mutex;
+  static const CudaDriver* loaded = nullptr;
+  {
+    absl::MutexLock lock(mutex);
+    if (loaded != nullptr) return loaded;
+  }
+  absl::StatusOr<CudaDriver*> driver = Load();
+  if (!driver.ok()) return driver.status();
+  absl::MutexLock lock(mutex);
+  if (loaded == nullptr) {
+    loaded = *driver;
+  } else {
+    delete *driver;  // another thread was faster
+  }
+  return loaded;
+}
+
+absl::StatusOr<CudaDriver*> CudaDriver::Load() {
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("no CUDA driver: ", dlerror()));
+  }
+  auto driver = std::make_unique<CudaDriver>();
+  const auto find = [&](const char* name, auto* function) -> absl::Status {
+    *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(dlsym(library, name));
+    if (*function != nullptr) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("the CUDA driver is too old: ", kLibrary, " has no ", name));
+  };
+  absl::Status status;
+  status.Update(find("cuInit", &driver->init_));
+  status.Update(find("cuGetErrorName", &driver->error_name_));
+  status.Update(find("cuGetErrorString", &driver->error_text_));
+  status.Update(find("cuDeviceGetCount", &driver->device_count_));
+  status.Update(find("cuDeviceGetUuid_v2", &driver->device_uuid_));
+  status.Update(find("cuDevicePrimaryCtxRetain", &driver->retain_context_));
+  status.Update(find("cuDevicePrimaryCtxRelease_v2", &driver->release_context_));
+  status.Update(find("cuCtxPushCurrent_v2", &driver->push_context_));
+  status.Update(find("cuCtxPopCurrent_v2", &driver->pop_context_));
+  status.Update(find("cuIpcOpenMemHandle_v2", &driver->open_memory_));
+  status.Update(find("cuIpcCloseMemHandle", &driver->close_memory_));
+  if (status.ok()) status = driver->Initialise();
+  if (!status.ok()) return status;
+  return driver.release();
+}
+
+absl::Status CudaDriver::Initialise() {
+  absl::Status status = ToStatus(init_(0), "cuInit");
+  int count = 0;
+  if (status.ok()) status = ToStatus(device_count_(&count), "cuDeviceGetCount");
+  for (int device = 0; device < count && status.ok(); ++device) {
+    Uuid uuid;  // a device is its ordinal
+    status = ToStatus(device_uuid_(&uuid, device), "cuDeviceGetUuid");
+    device_uuids_.push_back(
+        FormatUuid({reinterpret_cast<const char*>(uuid.bytes), sizeof(uuid.bytes)}));
+  }
+  return status;
+}
+
+absl::Status CudaDriver::ToStatus(int result, absl::string_view call) const {
+  if (result == 0) return absl::OkStatus();
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (error_name_(result, &name) != 0) name = "unknown";
+  if (error_text_(result, &text) != 0) text = "an error that the driver does not name";
+  return absl::FailedPreconditionError(absl::StrCat(call, ": ", name, " (", result, "): ", text));
+}
+
+int CudaDriver::DeviceOf(absl::string_view uuid) const {
+  for (size_t i = 0; i < device_uuids_.size(); ++i) {
+    if (absl::EqualsIgnoreCase(device_uuids_[i], uuid)) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+absl::StatusOr<CudaDriver::Context> CudaDriver::RetainContext(absl::string_view uuid) const {
+  const int device = DeviceOf(uuid);
+  if (device < 0) {
+    return absl::NotFoundError(
+        absl::StrCat("the cache's device ", uuid, " is none of those that this process sees"));
+  }
+  Context context = nullptr;
+  absl::Status status = ToStatus(retain_context_(&context, device), "cuDevicePrimaryCtxRetain");
+  if (!status.ok()) return status;
+  return context;
+}
+
+void CudaDriver::ReleaseContext(absl::string_view uuid) const { release_context_(DeviceOf(uuid)); }
+
+absl::StatusOr<uint64_t> CudaDriver::OpenMemory(Context context,
+                                                const CudaIpcHandle& handle) const {
+  absl::Status status = ToStatus(push_context_(context), "cuCtxPushCurrent");
+  if (!status.ok()) return status;
+  uint64_t address = 0;
+  const int result = open_memory_(&address, handle, kLazyEnablePeerAccess);
+  Context popped = nullptr;
+  pop_context_(&popped);
+  if (result == kInvalidContext) {
+    return absl::FailedPreconditionError(
+        "cuIpcOpenMemHandle: CUDA opens device memory only in another process than the one that "
+        "exported it, and this process does both; run the client in a process of its own");
+  }
+  status = ToStatus(result, "cuIpcOpenMemHandle");
+  if (!status.ok()) return status;
+  return address;
+}
+
+void CudaDriver::CloseMemory(Context context, uint64_t address) const {
+  if (push_context_(context) != 0) return;  // the process is ending, or its device is lost
+  close_memory_(address);
+  Context popped = nullptr;
+  pop_context_(&popped);
+}
+
+}  // namespace embcache::client::internal
