@@ -24,7 +24,7 @@ struct lane_state {
   // What each pin was last used for, ended or not: an upper bound of what is pinned, which the same
   // get over and over does not change.
   uint64_t charged[EMBCACHE_FAST_LANE_PINS];
-  const struct embcache_fast_blob* entries[EMBCACHE_FAST_LANE_PINS];  // of the pins in use
+  const struct embcache_fast_blob* entries[EMBCACHE_FAST_LANE_PINS];  // of embcache_fast_get_number
 } __attribute__((aligned(64)));
 
 struct embcache_fast {
@@ -234,13 +234,13 @@ int embcache_fast_get_in_lane(embcache_fast* fast, int lane, const void* key, si
   struct embcache_fast_lane* const mine = &fast->table->lanes[lane];
   const int pin = find_free_pin(mine);
   if (blob == NULL || pin == kNoPin) return 0;
+  __builtin_prefetch(blob);  // it is on its way while the fence waits
   if (!embcache_fast_pin(index, &found, &mine->pins[pin])) return 0;
   if (!is_of_key(index, blob, key, key_bytes) || !charge(fast, lane, pin, blob->bytes)) {
     embcache_fast_unpin(&mine->pins[pin]);
     return 0;
   }
   if (touch) record(mine, found.publication);
-  fast->lanes[lane].entries[pin] = blob;
   hit->entry = blob;
   hit->publication = found.publication;
   hit->pin = (uint32_t)(lane * EMBCACHE_FAST_LANE_PINS + pin);
@@ -267,6 +267,8 @@ _Static_assert(EMBCACHE_FAST_LANES* EMBCACHE_FAST_LANE_PINS <= 1 << 10, "a pin h
 uint64_t embcache_fast_get_number(embcache_fast* fast, const embcache_fast_key* key, int touch) {
   embcache_fast_hit hit;
   if (!embcache_fast_get(fast, key->bytes, key->size, key->hash, touch, &hit)) return 0;
+  fast->lanes[hit.pin / EMBCACHE_FAST_LANE_PINS].entries[hit.pin % EMBCACHE_FAST_LANE_PINS] =
+      hit.entry;
   return hit.publication << 10 | hit.pin;
 }
 

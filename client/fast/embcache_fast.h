@@ -92,7 +92,7 @@ typedef struct embcache_fast_key {
  * publication; 0: not found here. What an entry says never changes under one publication, so it
  * need be read only once. */
 uint64_t embcache_fast_get_number(embcache_fast* fast, const embcache_fast_key* key, int touch);
-/* The entry that a pin holds. */
+/* The entry that a pin got so holds. */
 const struct embcache_fast_blob* embcache_fast_entry(embcache_fast* fast, uint32_t pin);
 
 /* --- What an entry says ------------------------------------------------------------------------
