@@ -128,9 +128,9 @@ class Client(Base):
     ) -> bool:
         sources = self._sources(tensors)
         specs = {name: source and source[0] for name, source in sources.items()}
-        return await self._put(self._item(key, specs, metadata, encode_cost, ttl), sources)
+        return await self._put(self._item(key, specs, metadata, encode_cost, ttl), sources, export)
 
-    async def _put(self, item: pb.PutItem, sources: ops.Sources) -> bool:
+    async def _put(self, item: pb.PutItem, sources: ops.Sources, export: bool = False) -> bool:
         try:
             session = self._connection.session()
             put = ops.put_exported if export else ops.put
@@ -152,9 +152,11 @@ class Client(Base):
         place: str = "host",
     ) -> Reservation:
         """async with await client.reserve(...) as entry: ..."""
-        return await self._reserve(self._item(key, tensors, metadata, encode_cost, ttl), None)
+        return await self._reserve(self._item(key, tensors, metadata, encode_cost, ttl), None, place)
 
-    async def _reserve(self, item: pb.PutItem, claim: Claim | None) -> Reservation:
+    async def _reserve(
+        self, item: pb.PutItem, claim: Claim | None, place: str = "host"
+    ) -> Reservation:
         reserved: ops.Reserved | None = None
         try:
             session = self._connection.session()

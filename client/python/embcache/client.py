@@ -153,9 +153,9 @@ class Client(Base):
         False: not stored (with `strict` this raises)."""
         sources = self._sources(tensors)
         specs = {name: source and source[0] for name, source in sources.items()}
-        return self._put(self._item(key, specs, metadata, encode_cost, ttl), sources)
+        return self._put(self._item(key, specs, metadata, encode_cost, ttl), sources, export)
 
-    def _put(self, item: pb.PutItem, sources: ops.Sources) -> bool:
+    def _put(self, item: pb.PutItem, sources: ops.Sources, export: bool = False) -> bool:
         try:
             session = self._connection.session()
             put = ops.put_exported if export else ops.put
@@ -184,9 +184,11 @@ class Client(Base):
 
         The end of the block commits, an exception aborts.
         """
-        return self._reserve(self._item(key, tensors, metadata, encode_cost, ttl), None)
+        return self._reserve(self._item(key, tensors, metadata, encode_cost, ttl), None, place)
 
-    def _reserve(self, item: pb.PutItem, claim: Claim | None) -> Reservation:
+    def _reserve(
+        self, item: pb.PutItem, claim: Claim | None, place: str = "host"
+    ) -> Reservation:
         reserved: ops.Reserved | None = None
         try:
             session = self._connection.session()
