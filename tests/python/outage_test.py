@@ -140,9 +140,10 @@ def test_after_a_call_without_an_answer_the_session_is_another(own_daemon, key):
         assert client.put(key, array(4))
         hit = client.get(key)
         before = client._connection.session()
+        other = embcache.Key("m", embcache.keys.name_hash("not there"))
         own_daemon.pause()
         try:
-            assert client.get(key) is None
+            assert client.get(other) is None  # a call, unlike a hit
         finally:
             own_daemon.resume()
         until(lambda: client._connection.session() is not before)
