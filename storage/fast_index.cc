@@ -134,6 +134,7 @@ void FastIndex::WriteSlot(embcache_fast_slot* slot, const embcache_fast_slot& va
   __atomic_store_n(&slot->expires_unix_ms, value.expires_unix_ms, __ATOMIC_RELAXED);
   __atomic_store_n(&slot->model_epoch, value.model_epoch, __ATOMIC_RELAXED);
   __atomic_store_n(&slot->model, value.model, __ATOMIC_RELAXED);
+  __atomic_store_n(&slot->size, value.size, __ATOMIC_RELAXED);
   __atomic_store_n(&slot->seq, seq + 2, __ATOMIC_RELEASE);
 }
 
@@ -155,7 +156,8 @@ std::optional<FastIndex::Blob> FastIndex::Insert(const FastHash& hash, uint64_t 
                          .blob = blob.at,
                          .expires_unix_ms = ExpiryMillis(*entry.info),
                          .model_epoch = entry.model_epoch,
-                         .model = entry.model});
+                         .model = entry.model,
+                         .size = static_cast<uint32_t>((entry.location.bytes + 255) / 256)});
   ++entries_;
   return blob;
 }

@@ -58,7 +58,7 @@ struct embcache_fast_slot {
   int64_t expires_unix_ms;  // 0: never
   uint64_t model_epoch;     // in force only while the model's word says the same
   uint32_t model;           // index into the model epochs
-  uint32_t unused;
+  uint32_t size;            // of the payload, in units of 256 bytes, rounded up
 };
 
 // What a slot leads to; 256-byte aligned. Never changes while the publication is pinned. Offsets

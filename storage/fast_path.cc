@@ -112,10 +112,12 @@ void FastPath::RemoveTable(const FastTable* table) {
   std::erase_if(tables_, [&](const auto& one) { return one.get() == table; });
 }
 
-void FastPath::DrainTouches(absl::FunctionRef<void(CacheEntry*, uint64_t)> touch) {
+void FastPath::DrainTouches(bool tick, absl::FunctionRef<void(CacheEntry*, uint64_t)> touch) {
+  if (tick) touches_left_ = kMaxTouches;
   uint64_t unknown = 0;
   for (const std::shared_ptr<FastTable>& table : tables_) {
-    unknown += table->Drain([&](uint64_t publication) {
+    if (!tick && touches_left_ == 0) break;
+    unknown += table->Drain(&touches_left_, [&](uint64_t publication) {
       const auto it = publications_.find(publication);
       if (it == publications_.end()) {
         ++unknown;
@@ -125,6 +127,7 @@ void FastPath::DrainTouches(absl::FunctionRef<void(CacheEntry*, uint64_t)> touch
     });
   }
   if (unknown > 0) touch(nullptr, unknown);
+  if (tick) touches_left_ = kMaxTouches;
 }
 
 uint64_t FastPath::WantedEntries() const {

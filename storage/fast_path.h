@@ -31,6 +31,8 @@ class FastPath {
   // An index starts at this size and grows by kGrowth, so that memory is taken as it is needed.
   static constexpr uint64_t kFirstEntries = 4096;
   static constexpr uint64_t kGrowth = 4;
+  // Touches looked at in a tick, and as many until the next: a few milliseconds under the lock.
+  static constexpr uint64_t kMaxTouches = 65536;
 
   // `max_entries` > 0: the most that are published at a time.
   static absl::StatusOr<std::unique_ptr<FastPath>> Create(MemoryResource* memory,
@@ -58,7 +60,13 @@ class FastPath {
   void RemoveTable(const FastTable* table);
   // Calls `touch` for the hits since the last time: with the entry that was hit (which may be in
   // limbo by now), or nullptr when it is not known any more which one that was.
-  void DrainTouches(absl::FunctionRef<void(CacheEntry* owner, uint64_t hits)> touch);
+  // Looks at a bounded number of them in a tick and as many between two ticks; between ticks the
+  // rest waits, in a tick it is counted as of no known entry.
+  void DrainTouches(bool tick, absl::FunctionRef<void(CacheEntry* owner, uint64_t hits)> touch);
+  // In each tick: which tables go on being honoured.
+  void WeighTables() {
+    for (const std::shared_ptr<FastTable>& table : tables_) table->Weigh();
+  }
 
   // --- The index ---
   void SetModelEpoch(uint32_t model, uint64_t epoch) { index_->SetModelEpoch(model, epoch); }
@@ -105,6 +113,7 @@ class FastPath {
   std::vector<uint64_t> limbo_;  // the retired ones
   std::vector<std::shared_ptr<FastTable>> tables_;
   absl::flat_hash_set<uint64_t> pinned_;  // as of the last Reclaim
+  uint64_t touches_left_ = kMaxTouches;   // that may be looked at before the next tick
 };
 
 }  // namespace embcache

@@ -8,7 +8,11 @@ namespace embcache {
 namespace {
 
 // More touches than that between two looks, a fraction of a second apart, are no touches.
-constexpr uint64_t kMostTouches = uint64_t{1} << 32;
+constexpr uint64_t kMostTouches = uint64_t{1} << 24;
+
+// Looks that the mean of what is pinned goes back, and how far it may be above the quota.
+constexpr double kLooks = 32;
+constexpr double kMargin = 1.5;
 
 }  // namespace
 
@@ -47,7 +51,13 @@ uint64_t FastTable::CountPins() const {
   return count;
 }
 
-uint64_t FastTable::Drain(absl::FunctionRef<void(uint64_t)> touch) {
+void FastTable::Weigh() {
+  if (max_pinned_bytes_ == 0) return;
+  mean_pinned_ += (static_cast<double>(pinned_bytes()) - mean_pinned_) / kLooks;
+  honoured_ = mean_pinned_ <= kMargin * static_cast<double>(max_pinned_bytes_);
+}
+
+uint64_t FastTable::Drain(uint64_t* budget, absl::FunctionRef<void(uint64_t)> touch) {
   uint64_t unrecorded = 0;
   const uint32_t lanes = Clamped(table_->lanes_used, EMBCACHE_FAST_LANES);
   for (uint32_t i = 0; i < lanes; ++i) {
@@ -55,7 +65,8 @@ uint64_t FastTable::Drain(absl::FunctionRef<void(uint64_t)> touch) {
     const uint64_t count = __atomic_load_n(&lane.touch_count, __ATOMIC_ACQUIRE);
     const uint64_t fresh = count - std::exchange(drained_[i], count);
     if (fresh > kMostTouches) continue;
-    const uint64_t kept = std::min<uint64_t>(fresh, EMBCACHE_FAST_LANE_TOUCHES);
+    const uint64_t kept = std::min({fresh, uint64_t{EMBCACHE_FAST_LANE_TOUCHES}, *budget});
+    *budget -= kept;
     unrecorded += fresh - kept;
     for (uint64_t k = count - kept; k != count; ++k) {
       touch(__atomic_load_n(&lane.touches[k % EMBCACHE_FAST_LANE_TOUCHES], __ATOMIC_RELAXED));

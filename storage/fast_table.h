@@ -2,7 +2,7 @@
 // writes it as it likes, so every number in it is checked before use, and nothing here follows one:
 // a table of rubbish costs a bounded look.
 //
-// Reading is thread-safe; Drain is for one thread at a time.
+// Reading pins is thread-safe; Drain, Weigh and honoured are for one thread at a time.
 
 #ifndef EMBCACHE_STORAGE_FAST_TABLE_H_
 #define EMBCACHE_STORAGE_FAST_TABLE_H_
@@ -49,13 +49,19 @@ class FastTable {
 
   // Calls `touch` with the publications touched since the last time, as far as they are still
   // known, and answers how many touches went unrecorded.
-  uint64_t Drain(absl::FunctionRef<void(uint64_t publication)> touch);
+  // Looks at `budget` of them at most and takes what it has looked at off it.
+  uint64_t Drain(uint64_t* budget, absl::FunctionRef<void(uint64_t publication)> touch);
 
   // As FastPath last found it: the entries that are pinned through this table and exist.
   uint64_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_relaxed); }
   void set_pinned_bytes(uint64_t bytes) { pinned_bytes_.store(bytes, std::memory_order_relaxed); }
-  // A client that pins more than it may has its pins ignored for as long as it does.
-  bool honoured() const { return max_pinned_bytes_ == 0 || pinned_bytes() <= max_pinned_bytes_; }
+  // For each tick: weighs what is pinned now against what was.
+  void Weigh();
+  // A client that goes on pinning more than it may has its pins ignored. A look at the table is not
+  // one instant, so one that finds too much proves nothing: a client that ends one pin and takes
+  // another meanwhile shows both. The mean of many looks cannot be above what was really pinned, but
+  // for chance; hence the mean, and a margin.
+  bool honoured() const { return honoured_; }
 
  private:
   FastTable(std::unique_ptr<MemorySegment> memory, uint64_t max_pinned_bytes);
@@ -68,6 +74,8 @@ class FastTable {
   const embcache_fast_table* const table_;
   const uint64_t max_pinned_bytes_;
   std::atomic<uint64_t> pinned_bytes_ = 0;
+  double mean_pinned_ = 0;  // of the last looks, one a tick
+  bool honoured_ = true;
   std::array<uint64_t, EMBCACHE_FAST_LANES> drained_ = {};  // touches seen, by lane
 };
 

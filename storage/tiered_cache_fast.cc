@@ -82,9 +82,9 @@ bool TieredCache::ReclaimLocked(AfterUnlock& after) {
 
 // --- Hits ---------------------------------------------------------------------------------------
 
-void TieredCache::DrainTouchesLocked() {
+void TieredCache::DrainTouchesLocked(bool tick) {
   if (fast_ == nullptr) return;
-  fast_->DrainTouches([this](CacheEntry* entry, uint64_t hits) {
+  fast_->DrainTouches(tick, [this](CacheEntry* entry, uint64_t hits) {
     mu_.AssertHeld();
     CountFastHitsLocked(entry, hits);
   });
@@ -114,8 +114,9 @@ void TieredCache::CountFastHitsLocked(CacheEntry* entry, uint64_t hits) {
 }
 
 void TieredCache::FastTickLocked(AfterUnlock& after) {
-  DrainTouchesLocked();
+  DrainTouchesLocked(/*tick=*/true);
   ReclaimLocked(after);
+  if (fast_ != nullptr) fast_->WeighTables();
   for (const CacheKey& key : std::exchange(fast_requested_, {})) {
     CacheEntry* entry = FindLocked(key.encoded());
     if (entry == nullptr || !IsLiveLocked(*entry) || !entry->hook.linked()) continue;

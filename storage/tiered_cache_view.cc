@@ -91,7 +91,7 @@ CacheStats TieredCache::GetStats(bool per_model) {
   CacheStats stats;
   {
     absl::MutexLock lock(&mu_);
-    DrainTouchesLocked();
+    DrainTouchesLocked(/*tick=*/true);  // all, so that the counters agree
     ReclaimLocked(after);
     stats = GetStatsLocked(per_model);
   }

@@ -234,9 +234,11 @@ int embcache_fast_get_in_lane(embcache_fast* fast, int lane, const void* key, si
   struct embcache_fast_lane* const mine = &fast->table->lanes[lane];
   const int pin = find_free_pin(mine);
   if (blob == NULL || pin == kNoPin) return 0;
+  // Before the pin: the daemon must at no time see more pinned than the session may.
+  if (!charge(fast, lane, pin, (uint64_t)found.size * 256)) return 0;
   __builtin_prefetch(blob);  // it is on its way while the fence waits
   if (!embcache_fast_pin(index, &found, &mine->pins[pin])) return 0;
-  if (!is_of_key(index, blob, key, key_bytes) || !charge(fast, lane, pin, blob->bytes)) {
+  if (!is_of_key(index, blob, key, key_bytes)) {
     embcache_fast_unpin(&mine->pins[pin]);
     return 0;
   }

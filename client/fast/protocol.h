@@ -31,6 +31,7 @@ struct embcache_fast_found {
   int64_t expires_unix_ms;
   uint64_t model_epoch;
   uint32_t model;
+  uint32_t size;
 };
 
 static inline const uint64_t* embcache_fast_model_epochs(const struct embcache_fast_header* index) {
@@ -48,6 +49,7 @@ static inline int embcache_fast_look(const struct embcache_fast_slot* slot, uint
   found->expires_unix_ms = __atomic_load_n(&slot->expires_unix_ms, __ATOMIC_RELAXED);
   found->model_epoch = __atomic_load_n(&slot->model_epoch, __ATOMIC_RELAXED);
   found->model = __atomic_load_n(&slot->model, __ATOMIC_RELAXED);
+  found->size = __atomic_load_n(&slot->size, __ATOMIC_RELAXED);
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   return (found->seq & 1) == 0 && __atomic_load_n(&slot->seq, __ATOMIC_RELAXED) == found->seq;
 }

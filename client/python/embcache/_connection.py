@@ -230,8 +230,9 @@ class Connection:
         self._lost = still_lost
 
     def _wait_for_stop(self, at_most: float) -> bool:
-        ready, _, _ = select.select([self._stop_event], [], [], at_most)
-        return bool(ready)
+        poll = select.poll()  # select.select takes no descriptor above 1023
+        poll.register(self._stop_event, select.POLLIN)
+        return bool(poll.poll(at_most * 1000))
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
