@@ -13,14 +13,15 @@ absl::Status AnswerBudget::TooMuchUnread(uint64_t bytes) const {
 }
 
 absl::Status AnswerBudget::Admit(const std::string& peer) const {
-  if (unread() >= limits_.total) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("answers of ", unread(), " bytes have not been read by the daemon's clients"));
-  }
   absl::MutexLock lock(&mu_);
   const auto it = of_peer_.find(peer);
-  if (it == of_peer_.end() || it->second < limits_.per_connection) return absl::OkStatus();
-  return TooMuchUnread(it->second);
+  // Who has read everything does not pay for those who have not.
+  if (it == of_peer_.end()) return absl::OkStatus();
+  if (it->second >= limits_.per_connection) return TooMuchUnread(it->second);
+  if (unread() < limits_.total) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("answers of ", unread(), " bytes have not been read by the daemon's clients, ",
+                   it->second, " of them by this one"));
 }
 
 absl::Status AnswerBudget::Charge(const std::string& peer, uint64_t bytes, bool may_refuse) {
