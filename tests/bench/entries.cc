@@ -69,7 +69,7 @@ struct Stock {
   absl::Status Start() {
     absl::Status status = daemon.Start();
     if (!status.ok()) return status;
-    auto connected = daemon.Connect(client::Role::kWriter, "bench");
+    auto connected = daemon.Connect(client::Role::kWriter, "bench", /*fast_path=*/false);
     if (!connected.ok()) return connected.status();
     client = *std::move(connected);
     status = Fill(*client, 0, kFew);

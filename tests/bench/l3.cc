@@ -311,8 +311,11 @@ absl::Status L3ReadWarm16Mb(Report* report) {
                    "from the page cache, checked, against open, pread, XXH3");
 }
 absl::Status L3ReadCold(Report* report) {
-  return ReadBench(report, "l3-read-cold", 2 * kMiB, ReadKind::kCold, 0.7,
-                   "2 MiB, nothing in the page cache, against open, pread, XXH3");
+  absl::Status status = ReadBench(report, "l3-read-cold-2mb", 2 * kMiB, ReadKind::kCold, 0.7,
+                                  "nothing in the page cache, against open, pread, XXH3");
+  if (!status.ok()) return status;
+  return ReadBench(report, "l3-read-cold-16mb", 16 * kMiB, ReadKind::kCold, 0.7,
+                   "nothing in the page cache, against open, pread, XXH3");
 }
 absl::Status L3ReadDirect(Report* report) {
   absl::Status status =

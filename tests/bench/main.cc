@@ -41,7 +41,7 @@ constexpr Benchmark kBenchmarks[] = {
     {"l3-write", "the SSD tier's writes, against plain files", L3Write},
     {"l3-read-warm-2mb", "its reads of 2 MiB from the page cache", L3ReadWarm2Mb},
     {"l3-read-warm-16mb", "its reads of 16 MiB from the page cache", L3ReadWarm16Mb},
-    {"l3-read-cold", "its reads of 2 MiB from the disk", L3ReadCold},
+    {"l3-read-cold", "its reads through an empty page cache", L3ReadCold},
     {"l3-read-direct", "its reads around the page cache", L3ReadDirect},
     {"l3-open", "its start, and its heap, with 1,000,000 entries", L3Open},
     {"l3-write-amplification", "bytes it writes per byte put", L3WriteAmplification},

@@ -90,7 +90,7 @@ struct Busy {
     absl::Status status = daemon.Start();
     const std::vector<uint8_t> payload = MakePayload(kBytes);
     for (int i = 0; i < kBusy && status.ok(); ++i) {
-      auto client = daemon.Connect(client::Role::kWriter, "bench");
+      auto client = daemon.Connect(client::Role::kWriter, "bench", /*fast_path=*/false);
       if (!client.ok()) return client.status();
       status = PutEntry(**client, i, payload);
       clients.push_back(*std::move(client));
