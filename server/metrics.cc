@@ -148,6 +148,26 @@ void WriteL3(PrometheusText& page, const v1::L3Stats& l3) {
         l3.payload_bytes());
 }
 
+void WriteDevice(PrometheusText& page, const v1::DeviceStats& device) {
+  Gauge(page, "embcache_device_enabled", "Whether L1 is memory of a CUDA device.",
+        !device.uuid().empty());
+  Gauge(page, "embcache_device_lost",
+        "1 after an error of the device that only a restart ends: L1 is gone, L2 and L3 serve on.",
+        device.lost());
+  if (device.uuid().empty()) return;
+  Counter(page, "embcache_device_copies_total", "Copies to, from and within its memory.",
+          device.copies());
+  Counter(page, "embcache_device_copied_bytes_total", "Bytes of those copies.",
+          device.copied_bytes());
+  Counter(page, "embcache_device_copy_failures_total", "Copies that failed.",
+          device.failed_copies());
+  Counter(page, "embcache_device_client_copies_total", "Copies out of clients' own device memory.",
+          device.client_copies());
+  Gauge(page, "embcache_device_pageable_host_bytes",
+        "Host memory that could not be pinned, so that copies take a detour.",
+        device.pageable_host_bytes());
+}
+
 void WriteSessions(PrometheusText& page, const v1::StatsResponse& stats) {
   Gauge(page, "embcache_sessions", "Sessions, those in quarantine included.", stats.sessions());
   Gauge(page, "embcache_leases", "Leases held.", stats.leases());
@@ -246,6 +266,7 @@ std::string Metrics::Render(const MetricsInput& input) {
   WriteRequests(page, stats, models);
   WriteTiers(page, stats, models);
   WriteL3(page, stats.l3());
+  WriteDevice(page, stats.device());
   WriteSessions(page, stats);
   WriteListeners(page, input.listeners);
   WriteOperations(page, input);

@@ -64,6 +64,19 @@ TEST(MetricsTest, WithoutAnSsdThereAreNoCountersOfOne) {
   EXPECT_EQ(Value(Metrics().Render(input), "embcache_l3_writable"), "0");
 }
 
+TEST(MetricsTest, ADeviceThatIsLostShows) {
+  MetricsInput input;
+  EXPECT_EQ(Value(Metrics().Render(input), "embcache_device_enabled"), "0");
+  EXPECT_THAT(Metrics().Render(input), Not(HasSubstr("embcache_device_copies")));
+  v1::DeviceStats* device = input.stats.mutable_device();
+  device->set_uuid("GPU-1");
+  device->set_copied_bytes(4096);
+  EXPECT_EQ(Value(Metrics().Render(input), "embcache_device_lost"), "0");
+  EXPECT_EQ(Value(Metrics().Render(input), "embcache_device_copied_bytes_total"), "4096");
+  device->set_lost(true);
+  EXPECT_EQ(Value(Metrics().Render(input), "embcache_device_lost"), "1");
+}
+
 TEST(MetricsTest, HistogramsAreCumulativeInBaseUnits) {
   LatencyHistogram histogram;
   histogram.Record(1000);  // 1 us
