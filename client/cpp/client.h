@@ -211,6 +211,13 @@ struct GetResult {
   MissReason reason = MissReason::kNone;
 };
 
+// One answer of Lookup.
+struct Found {
+  absl::Status status;
+  std::optional<Tier> tier;    // the fastest that has the key; nullopt: none
+  std::optional<Lease> lease;  // none: on the SSD only, on its way, or over the session's quota
+};
+
 struct ClaimOptions {
   absl::Duration wait = absl::Seconds(30);  // for another's encode; the daemon cuts it (--max-wait)
   std::vector<Expectation> expect;
@@ -317,6 +324,10 @@ class Client {
 
   // The tier that has the key, without counting a hit or a miss; nullopt: none.
   absl::StatusOr<std::optional<Tier>> Contains(const Key& key);
+  // What is there, as a promise: keys in memory are leased where they are, with their tensors and
+  // metadata. Touches no bytes, moves nothing, counts no hit or miss. In the order of `keys`, in
+  // one call per batch that the daemon allows; one bad key fails alone.
+  absl::StatusOr<std::vector<Found>> Lookup(absl::Span<const Key> keys);
   // Whether there was an entry. Leases held on it stay.
   absl::StatusOr<bool> Delete(const Key& key);
   // Removes the entry and gives it to the caller; nullopt is a miss.

@@ -11,21 +11,51 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "client/cpp/session.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "tests/integration/child_process.h"
 #include "tests/integration/client_fixture.h"
 
 namespace embcache::client {
 namespace {
 
 namespace v1 = embcache::v1;
+using testing_support::Hear;
+using testing_support::Say;
+
+// Another process; tests/python starts it, too. Told the socket directory and a key's hash, in hex.
+// It says "encodes" when it has to, and then waits for a line; at last "has" and the value's first
+// byte.
+TEST(OtherProcess, DISABLED_GetsOrEncodes) {
+  ClientOptions options;
+  options.socket_dir = Hear();
+  options.role = Role::kWriter;
+  auto client = Client::Connect(options);
+  ASSERT_TRUE(client.ok()) << client.status();
+  const Key key = {"m", absl::HexStringToBytes(Hear()), ""};
+  const auto lease = (*client)->GetOrEncode(key, [](Claim& claim) -> absl::StatusOr<Reservation> {
+    auto place = claim.Reserve(OneTensor(4));
+    if (!place.ok()) return place;
+    Say("encodes");
+    Hear();
+    const std::vector<uint8_t> bytes = Filled(5, 4);
+    const absl::Status written = place->Write(0, Bytes(bytes));
+    if (!written.ok()) return written;
+    return place;
+  });
+  ASSERT_TRUE(lease.ok()) << lease.status();
+  Say(absl::StrCat("has ", lease->data(0)[0]));
+}
 
 class ClaimsTest : public ClientTest {
  protected:
+  explicit ClaimsTest(std::vector<std::string> flags = {}) : ClientTest(std::move(flags)) {}
+
   static absl::StatusOr<Reservation> Write(Claim& claim, uint8_t value) {
     auto place = claim.Reserve(OneTensor());
     if (!place.ok()) return place.status();
@@ -229,6 +259,43 @@ TEST_F(ClaimsTest, AStoppingDaemonLetsNobodyWait) {
   daemon_.Signal(SIGTERM);
   waits.join();
   EXPECT_EQ(daemon_.Wait(), 0);
+}
+
+class FewClaimsTest : public ClaimsTest {
+ protected:
+  FewClaimsTest() : ClaimsTest({"--max-claims-per-session=2"}) {}
+};
+
+TEST_F(FewClaimsTest, ASessionMayHoldSoManyClaimsAndOthersClaimOn) {
+  auto first = client_->GetOrClaim(MakeKey(1)), second = client_->GetOrClaim(MakeKey(2));
+  ASSERT_TRUE(first.ok() && first->claim && second.ok() && second->claim);
+  EXPECT_TRUE(absl::IsResourceExhausted(client_->GetOrClaim(MakeKey(3)).status()));
+  auto other = MustConnect();
+  {
+    const auto others = other->GetOrClaim(MakeKey(3));
+    EXPECT_TRUE(others.ok() && others->claim.has_value()) << others.status();
+  }
+  first->claim.reset();
+  const auto third = client_->GetOrClaim(MakeKey(4));
+  EXPECT_TRUE(third.ok() && third->claim.has_value()) << third.status();
+}
+
+class ShortClaimsTest : public ClaimsTest {
+ protected:
+  ShortClaimsTest() : ClaimsTest({"--claim-ttl=100ms"}) {}
+};
+
+TEST_F(ShortClaimsTest, AClaimerThatTakesTooLongLosesItsClaimAndMayStillStore) {
+  auto claimed = client_->GetOrClaim(MakeKey(1));
+  ASSERT_TRUE(claimed.ok() && claimed->claim.has_value());
+  auto other = MustConnect();
+  auto heir = other->GetOrClaim(MakeKey(1), {.wait = absl::Seconds(30)});
+  ASSERT_TRUE(heir.ok()) << heir.status();
+  EXPECT_TRUE(heir->claim.has_value());
+  auto late = Write(*claimed->claim, 4);
+  ASSERT_TRUE(late.ok()) << late.status();
+  EXPECT_TRUE(late->Commit().ok());
+  EXPECT_TRUE(AllAre(MustGet(*other, MakeKey(1)).data(0), 4));
 }
 
 // --- Events --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import embcache
-from conftest import Daemon, array, until
+from conftest import EMBCACHED, Daemon, array, until
 from embcache import aio
 
 
@@ -285,3 +286,162 @@ def test_lookup_is_a_promise_that_outlives_the_scheduler(
     del hits
     for rank in adopted:
         rank.close()
+
+
+def reserve_announcing(claim: embcache.Claim) -> embcache.Reservation:
+    specs = {"data": embcache.TensorSpec("float32", (4, 8)), "absent": None}
+    return claim.reserve(specs, metadata={"grid": "1,2"})
+
+
+def check_pending(pending: object, key: embcache.Key) -> None:
+    assert isinstance(pending, embcache.Pending)
+    assert pending.key == key
+    assert pending.tensors == {"data": embcache.TensorSpec("float32", (4, 8)), "absent": None}
+    assert pending.metadata == {"grid": b"1,2"}
+
+
+def test_what_is_announced_is_told_before_the_bytes_are_there(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    claim = client.claim(key)
+    assert isinstance(claim, embcache.Claim)
+    before = waits(client)
+    with embcache.Client(shared_daemon.directory, strict=True) as other:
+        assert other.get(key, accept_pending=True) is None  # nothing is announced yet
+        found: list[object] = []
+        waiter = threading.Thread(
+            target=lambda: found.append(other.claim(key, accept_pending=True))
+        )
+        waiter.start()
+        until(lambda: waits(client) > before)
+        with reserve_announcing(claim) as entry:
+            waiter.join()
+            check_pending(found[0], key)
+            check_pending(other.get(key, accept_pending=True), key)
+            check_pending(other.claim(key, accept_pending=True), key)
+            check_pending(client.get(key, accept_pending=True), key)
+            assert other.get(key) is None
+            entry["data"].numpy()[:] = 7
+        assert isinstance(other.claim(key, accept_pending=True), embcache.Hit)
+        assert isinstance(other.get(key, accept_pending=True), embcache.Hit)
+        assert other.counters.misses == 5 and other.counters.hits == 2
+
+
+def test_asyncio_is_told_of_what_is_announced(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    claim = client.claim(key)
+    assert isinstance(claim, embcache.Claim)
+    before = waits(client)
+
+    async def run() -> None:
+        async with aio.Client(shared_daemon.directory, strict=True) as other:
+            task = asyncio.ensure_future(other.claim(key, accept_pending=True))
+            while waits(client) == before:
+                await asyncio.sleep(0.005)
+            with reserve_announcing(claim) as entry:
+                check_pending(await task, key)
+                check_pending(await other.get(key, wait=30, accept_pending=True), key)
+                entry["data"].numpy()[:] = 7
+            assert isinstance(await other.claim(key, accept_pending=True), embcache.Hit)
+
+    asyncio.run(run())
+
+
+def test_threads_of_the_claimers_client_are_told_of_what_it_announces(
+    client: embcache.Client, key: embcache.Key
+) -> None:
+    claim = client.claim(key)
+    assert isinstance(claim, embcache.Claim)
+    found: list[object] = []
+    waiter = threading.Thread(target=lambda: found.append(client.claim(key, accept_pending=True)))
+    waiter.start()
+    entry = reserve_announcing(claim)
+    waiter.join()
+    check_pending(found[0], key)
+    check_pending(client.claim(key, accept_pending=True), key)
+    entry.abort()
+    late = client.claim(key, accept_pending=True, wait=0.02)
+    assert isinstance(late, embcache.Claim) and not late.held  # it is announced no more
+    claim.abandon()
+
+
+def test_tasks_of_the_claimers_client_are_told_of_what_it_announces(
+    shared_daemon: Daemon, key: embcache.Key
+) -> None:
+    async def run() -> None:
+        async with aio.Client(shared_daemon.directory, strict=True) as client:
+            claim = await client.claim(key)
+            assert isinstance(claim, aio.Claim)
+            task = asyncio.ensure_future(client.claim(key, accept_pending=True))
+            await asyncio.sleep(0)
+            specs = {"data": embcache.TensorSpec("float32", (4, 8)), "absent": None}
+            async with await claim.reserve(specs, metadata={"grid": "1,2"}) as entry:
+                check_pending(await task, key)
+                entry["data"].numpy()[:] = 7
+            assert isinstance(await client.claim(key, accept_pending=True), embcache.Hit)
+
+    asyncio.run(run())
+
+
+# A test program of the C++ client, which acts as another process when told to.
+CPP_CLIENT = pathlib.Path(EMBCACHED).with_name("claims_test")
+
+
+@pytest.mark.skipif(not CPP_CLIENT.exists(), reason=f"there is no {CPP_CLIENT}")
+@pytest.mark.parametrize("encoder", ["C++", "Python", "C++, killed"])
+def test_clients_of_both_languages_encode_once(
+    shared_daemon: Daemon, client: embcache.Client, key: embcache.Key, encoder: str
+) -> None:
+    other = subprocess.Popen(
+        [
+            CPP_CLIENT,
+            "--gtest_also_run_disabled_tests",
+            "--gtest_filter=OtherProcess.DISABLED_GetsOrEncodes",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdin is not None and other.stdout is not None
+
+    def say(line: str) -> None:
+        assert other.stdin is not None
+        other.stdin.write(line + "\n")
+        other.stdin.flush()
+
+    def hear() -> str:
+        assert other.stdout is not None
+        return next(line.strip() for line in other.stdout if line.startswith("@"))
+
+    say(shared_daemon.directory)
+    before = waits(client)
+    found: list[embcache.Hit | embcache.Claim] = []
+    waiter = threading.Thread(target=lambda: found.append(client.claim(key, wait=30)))
+    if encoder == "Python":
+        claim = client.claim(key)
+        assert isinstance(claim, embcache.Claim) and claim.held
+        say(key.content_hash.hex())
+        until(lambda: waits(client) > before)
+        claim.put(np.full(4, 9, np.uint8))
+    else:
+        say(key.content_hash.hex())
+        assert hear() == "@encodes"
+        waiter.start()
+        until(lambda: waits(client) > before)
+        if encoder == "C++":
+            say("go on")
+        else:
+            other.kill()
+        waiter.join()
+    if encoder == "Python":
+        assert hear() == "@has 9"
+    elif encoder == "C++":
+        assert hear() == "@has 5"
+        assert isinstance(found[0], embcache.Hit)
+        assert found[0]["main"].numpy().tolist() == [5, 5, 5, 5]
+    else:
+        assert isinstance(found[0], embcache.Claim) and found[0].held
+        found[0].abandon()
+    other.communicate()
+    assert (other.returncode == 0) == (encoder != "C++, killed")

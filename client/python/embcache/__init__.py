@@ -20,7 +20,7 @@ from embcache.cuda import CudaTensorView
 from embcache.dtypes import DType
 from embcache.errors import CacheError, InvalidArgument, Unavailable
 from embcache.events import Event, TierOccupancy
-from embcache.hit import Counters, Expect, Found, Hit, ListedEntry, Tier
+from embcache.hit import Counters, Expect, Found, Hit, ListedEntry, Pending, Tier
 from embcache.keys import Key
 from embcache.tensors import TensorSpec, TensorView
 
@@ -38,6 +38,7 @@ __all__ = [
     "InvalidArgument",
     "Key",
     "ListedEntry",
+    "Pending",
     "Reservation",
     "TensorSpec",
     "TensorView",

@@ -16,13 +16,13 @@ import grpc
 import numpy as np
 
 from embcache import _cuda, cuda
-from embcache._claims import ClaimHold
+from embcache._claims import Announced, ClaimHold
 from embcache._connection import Connection
 from embcache._operations import Reserved, Specs, commit, put_item
 from embcache._session import Options, Session
 from embcache.dtypes import DType
 from embcache.errors import CacheError, InvalidArgument
-from embcache.hit import AnyView, Counters, Hit
+from embcache.hit import AnyView, Counters, Hit, Pending, key_of, make_pending
 from embcache.keys import Key
 from embcache.tensors import TensorSpec, TensorView, source_of
 from embcache.v1 import embcache_pb2 as pb
@@ -167,6 +167,10 @@ class Base:
         self._count(hits=1) if hit is not None else self._count(misses=1)
         return hit
 
+    def _count_found(self, found: Hit | Pending | None) -> Hit | Pending | None:
+        self._count_get(found if isinstance(found, Hit) else None)
+        return found
+
     def _read_many(self, results: Sequence[Hit | CacheError | None]) -> list[Hit | None]:
         """Counts, and answers errors as misses unless strict."""
         out: list[Hit | None] = []
@@ -266,6 +270,9 @@ class BaseReservation:
                 }
             )
         )
+        if claim is not None and self._pin is not None:
+            this = weakref.ref(self)
+            claim._announce(lambda: _announced(this()))
 
     def __getitem__(self, name: str) -> AnyView:
         """Where to write the tensor `name`; KeyError when it is absent or the reservation over."""
@@ -299,6 +306,13 @@ class BaseReservation:
         return False
 
 
+def _announced(reservation: BaseReservation | None) -> Pending | None:
+    if reservation is None or reservation._over:
+        return None
+    item = reservation._item
+    return make_pending(key_of(item.key), item.tensors, item.metadata)
+
+
 class BaseClaim:
     """The right and duty to encode a key that is not in the cache: others wait for it. `put` or a
     reservation fulfils it; its end (`with`, `abandon`) without that gives it up, and the next one
@@ -327,6 +341,9 @@ class BaseClaim:
         if self._hold is not None:
             self._hold.forget()
         self._leave(True)
+
+    def _announce(self, announced: Announced) -> None:
+        raise NotImplementedError
 
     def _leave(self, stored: bool) -> None:
         raise NotImplementedError

@@ -16,7 +16,18 @@ from embcache._claims import ClaimHold
 from embcache._pin import Pin, expiry
 from embcache._session import Session, internal_error
 from embcache.errors import CacheError, InvalidArgument, error_of_number
-from embcache.hit import AnyView, Expect, Found, Hit, Tier, make_hit, make_views, now
+from embcache.hit import (
+    AnyView,
+    Expect,
+    Found,
+    Hit,
+    Pending,
+    Tier,
+    make_hit,
+    make_pending,
+    make_views,
+    now,
+)
 from embcache.keys import Key
 from embcache.tensors import TensorSpec
 from embcache.v1 import embcache_pb2 as pb
@@ -98,41 +109,56 @@ def _read_result(
     raise internal_error("a result without verdict")
 
 
+def _read_waited(
+    session: Session, key: Key, result: pb.GetResult, asked: float
+) -> Hit | Pending | None:
+    if result.verdict == pb.GetResult.PENDING:
+        return make_pending(key, result.entry.tensors, result.entry.metadata)
+    return _read_result(session, key, result, asked)
+
+
 def get(
     session: Session,
     key: Key,
     expect: Expect | Sequence[Expect] | None,
     place: str = "any",
     wait: float = 0.0,
-) -> Operation[Hit | None]:
-    request = pb.GetRequest(place=place_of(place))
+    accept_pending: bool = False,
+) -> Operation[Hit | Pending | None]:
+    request = pb.GetRequest(place=place_of(place), accept_pending=accept_pending)
     _set_item(request.items.add(), key, expect)
-    if wait > 0:
+    if wait > 0 or accept_pending:
         request.on_miss = pb.ON_MISS_WAIT
-        request.wait_ms = round(wait * 1000)
+        request.wait_ms = round(max(0.0, wait) * 1000)
 
-    def once() -> Operation[Hit | None]:
+    def once() -> Operation[Hit | Pending | None]:
         asked = now()
         response = yield Call("Get", request, wait)
-        return _read_result(session, key, _only(response.results, "Get"), asked)
+        return _read_waited(session, key, _only(response.results, "Get"), asked)
 
     return with_room(session, once)
 
 
 def get_or_claim(
-    session: Session, key: Key, expect: Expect | Sequence[Expect] | None, wait: float
-) -> Operation[Hit | ClaimHold | None]:
+    session: Session,
+    key: Key,
+    expect: Expect | Sequence[Expect] | None,
+    wait: float,
+    accept_pending: bool,
+) -> Operation[Hit | Pending | ClaimHold | None]:
     """None: another session has the claim, and the wait was over."""
-    request = pb.GetRequest(on_miss=pb.ON_MISS_CLAIM, wait_ms=round(wait * 1000))
+    request = pb.GetRequest(
+        on_miss=pb.ON_MISS_CLAIM, wait_ms=round(wait * 1000), accept_pending=accept_pending
+    )
     _set_item(request.items.add(), key, expect)
 
-    def once() -> Operation[Hit | ClaimHold | None]:
+    def once() -> Operation[Hit | Pending | ClaimHold | None]:
         asked = now()
         response = yield Call("Get", request, wait)
         result = _only(response.results, "Get")
         if result.verdict == pb.GetResult.CLAIMED:
             return ClaimHold(session, result.claim)
-        return _read_result(session, key, result, asked)
+        return _read_waited(session, key, result, asked)
 
     return with_room(session, once)
 

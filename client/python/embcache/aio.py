@@ -7,14 +7,14 @@ import inspect
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import grpc
 
 from embcache import _fast
 from embcache import _operations as ops
 from embcache._base import Base, BaseClaim, BaseReservation
-from embcache._claims import AsyncTurns, ClaimHold, Turn
+from embcache._claims import Announced, AsyncTurns, ClaimHold, Turn
 from embcache._session import (
     CHANNEL_OPTIONS,
     Session,
@@ -26,7 +26,17 @@ from embcache._session import (
 from embcache.client import split_encoded
 from embcache.errors import CacheError
 from embcache.events import Event, event_of, watch_request
-from embcache.hit import Expect, Found, Hit, ListedEntry, Tier, encoded_hit, listed_entry, to_dict
+from embcache.hit import (
+    Expect,
+    Found,
+    Hit,
+    ListedEntry,
+    Pending,
+    Tier,
+    encoded_hit,
+    listed_entry,
+    to_dict,
+)
 from embcache.keys import Key
 from embcache.tensors import TensorSpec
 from embcache.v1 import embcache_pb2 as pb
@@ -56,6 +66,7 @@ class Client(Base):
         )
         self._turns = AsyncTurns()
 
+    @overload
     async def get(
         self,
         key: Key,
@@ -63,12 +74,37 @@ class Client(Base):
         *,
         place: str = "any",
         wait: float = 0.0,
-    ) -> Hit | None:
+        accept_pending: Literal[False] = False,
+    ) -> Hit | None: ...
+
+    @overload
+    async def get(
+        self,
+        key: Key,
+        expect: Expect | Sequence[Expect] | None = None,
+        *,
+        place: str = "any",
+        wait: float = 0.0,
+        accept_pending: bool,
+    ) -> Hit | Pending | None: ...
+
+    async def get(
+        self,
+        key: Key,
+        expect: Expect | Sequence[Expect] | None = None,
+        *,
+        place: str = "any",
+        wait: float = 0.0,
+        accept_pending: bool = False,
+    ) -> Hit | Pending | None:
         try:
             session = self._connection.session()
             hit = _fast.get(session, key, expect) if place == "any" else None
-            return self._count_get(
-                hit or await self._run(session, ops.get(session, key, expect, place, wait))
+            return self._count_found(
+                hit
+                or await self._run(
+                    session, ops.get(session, key, expect, place, wait, accept_pending)
+                )
             )
         except CacheError as error:
             self._failed(error, misses=1)
@@ -191,33 +227,59 @@ class Client(Base):
             await claim.put(tensors, metadata=metadata, encode_cost=cost, ttl=ttl)
             return encoded_hit(key, self._sources(tensors), metadata, cost)
 
+    @overload
     async def claim(
         self,
         key: Key,
         *,
         expect: Expect | Sequence[Expect] | None = None,
         wait: float = 30.0,
-    ) -> Hit | Claim:
+        accept_pending: Literal[False] = False,
+    ) -> Hit | Claim: ...
+
+    @overload
+    async def claim(
+        self,
+        key: Key,
+        *,
+        expect: Expect | Sequence[Expect] | None = None,
+        wait: float = 30.0,
+        accept_pending: bool,
+    ) -> Hit | Claim | Pending: ...
+
+    async def claim(
+        self,
+        key: Key,
+        *,
+        expect: Expect | Sequence[Expect] | None = None,
+        wait: float = 30.0,
+        accept_pending: bool = False,
+    ) -> Hit | Claim | Pending:
         claim = Claim(self, key)
         deadline = time.monotonic() + wait
         try:
             session = self._connection.session()
             while True:
-                turn = await self._turns.enter(key, claim, deadline)
+                turn = await self._turns.enter(key, claim, deadline, accept_pending)
+                if isinstance(turn, Pending):
+                    self._count_found(turn)
+                    return turn
                 if turn is Turn.LATE:
                     break
                 left = max(0.0, deadline - time.monotonic())
                 if turn is Turn.STORED:
-                    found: Hit | ClaimHold | None = await self._run(
+                    found: Hit | Pending | ClaimHold | None = await self._run(
                         session, ops.get(session, key, expect)
                     )
                     if found is None:
                         continue
                 else:
-                    found = await self._run(session, ops.get_or_claim(session, key, expect, left))
-                if isinstance(found, Hit):
-                    claim._leave(True)
-                    self._count_get(found)
+                    found = await self._run(
+                        session, ops.get_or_claim(session, key, expect, left, accept_pending)
+                    )
+                if isinstance(found, (Hit, Pending)):
+                    claim._leave(isinstance(found, Hit))
+                    self._count_found(found)
                     return found
                 claim._hold = found
                 break
@@ -419,6 +481,9 @@ class Claim(BaseClaim):
     ) -> Reservation:
         item = self._client._item(self.key, tensors, metadata, encode_cost, ttl)
         return await self._client._reserve(self._claim_item(item), self)
+
+    def _announce(self, announced: Announced) -> None:
+        self._client._turns.announce(self.key, self, announced)
 
     def _leave(self, stored: bool) -> None:
         self._client._turns.leave(self.key, self, stored)

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import grpc
 
 from embcache import _fast
 from embcache import _operations as ops
 from embcache._base import Base, BaseClaim, BaseReservation
-from embcache._claims import ClaimHold, Turn, Turns
+from embcache._claims import Announced, ClaimHold, Turn, Turns
 from embcache._session import Session, rpc_error
 from embcache.errors import CacheError
 from embcache.events import Event, event_of, watch_request
-from embcache.hit import Expect, Found, Hit, ListedEntry, Tier, encoded_hit, listed_entry, to_dict
+from embcache.hit import (
+    Expect,
+    Found,
+    Hit,
+    ListedEntry,
+    Pending,
+    Tier,
+    encoded_hit,
+    listed_entry,
+    to_dict,
+)
 from embcache.keys import Key
 from embcache.tensors import TensorSpec
 from embcache.v1 import embcache_pb2 as pb
@@ -65,6 +75,7 @@ class Client(Base):
 
     # --- Reading --------------------------------------------------------------------------------
 
+    @overload
     def get(
         self,
         key: Key,
@@ -72,14 +83,39 @@ class Client(Base):
         *,
         place: str = "any",
         wait: float = 0.0,
-    ) -> Hit | None:
+        accept_pending: Literal[False] = False,
+    ) -> Hit | None: ...
+
+    @overload
+    def get(
+        self,
+        key: Key,
+        expect: Expect | Sequence[Expect] | None = None,
+        *,
+        place: str = "any",
+        wait: float = 0.0,
+        accept_pending: bool,
+    ) -> Hit | Pending | None: ...
+
+    def get(
+        self,
+        key: Key,
+        expect: Expect | Sequence[Expect] | None = None,
+        *,
+        place: str = "any",
+        wait: float = 0.0,
+        accept_pending: bool = False,
+    ) -> Hit | Pending | None:
         """None is a miss. With `device_memory`, place="host" asks for bytes that the CPU can read.
         With `wait`, a missing key is waited for so many seconds: for those that cannot encode it
-        themselves."""
+        themselves. With `accept_pending` the wait ends with a Pending as soon as whoever encodes
+        has reserved room and so said what tensors and metadata there will be."""
         try:
             session = self._connection.session()
             hit = _fast.get(session, key, expect) if place == "any" else None
-            return self._count_get(hit or _run(session, ops.get(session, key, expect, place, wait)))
+            return self._count_found(
+                hit or _run(session, ops.get(session, key, expect, place, wait, accept_pending))
+            )
         except CacheError as error:
             self._failed(error, misses=1)
             return None
@@ -225,38 +261,69 @@ class Client(Base):
             claim.put(tensors, metadata=metadata, encode_cost=cost, ttl=ttl)
             return encoded_hit(key, self._sources(tensors), metadata, cost)
 
+    @overload
     def claim(
         self,
         key: Key,
         *,
         expect: Expect | Sequence[Expect] | None = None,
         wait: float = 30.0,
-    ) -> Hit | Claim:
+        accept_pending: Literal[False] = False,
+    ) -> Hit | Claim: ...
+
+    @overload
+    def claim(
+        self,
+        key: Key,
+        *,
+        expect: Expect | Sequence[Expect] | None = None,
+        wait: float = 30.0,
+        accept_pending: bool,
+    ) -> Hit | Claim | Pending: ...
+
+    def claim(
+        self,
+        key: Key,
+        *,
+        expect: Expect | Sequence[Expect] | None = None,
+        wait: float = 30.0,
+        accept_pending: bool = False,
+    ) -> Hit | Claim | Pending:
         """A hit, at once or after another one's encode; else a Claim, with which to encode:
 
         found = client.claim(key)
         if isinstance(found, Claim):
             with found as claim:
                 claim.put(encode(image))
+
+        With `accept_pending` also a Pending, as soon as whoever encodes has reserved room and so said
+        what tensors and metadata there will be.
         """
         claim = Claim(self, key)
         deadline = time.monotonic() + wait
         try:
             session = self._connection.session()
             while True:
-                turn = self._turns.enter(key, claim, deadline)
+                turn = self._turns.enter(key, claim, deadline, accept_pending)
+                if isinstance(turn, Pending):
+                    self._count_found(turn)
+                    return turn
                 if turn is Turn.LATE:
                     break
                 left = max(0.0, deadline - time.monotonic())
                 if turn is Turn.STORED:
-                    found: Hit | ClaimHold | None = _run(session, ops.get(session, key, expect))
+                    found: Hit | Pending | ClaimHold | None = _run(
+                        session, ops.get(session, key, expect)
+                    )
                     if found is None:
                         continue
                 else:
-                    found = _run(session, ops.get_or_claim(session, key, expect, left))
-                if isinstance(found, Hit):
-                    claim._leave(True)
-                    self._count_get(found)
+                    found = _run(
+                        session, ops.get_or_claim(session, key, expect, left, accept_pending)
+                    )
+                if isinstance(found, (Hit, Pending)):
+                    claim._leave(isinstance(found, Hit))
+                    self._count_found(found)
                     return found
                 claim._hold = found
                 break
@@ -423,6 +490,9 @@ class Claim(BaseClaim):
         """As Client.reserve of the claimed key; its commit fulfils the claim."""
         item = self._client._item(self.key, tensors, metadata, encode_cost, ttl)
         return self._client._reserve(self._claim_item(item), self)
+
+    def _announce(self, announced: Announced) -> None:
+        self._client._turns.announce(self.key, self, announced)
 
     def _leave(self, stored: bool) -> None:
         self._client._turns.leave(self.key, self, stored)

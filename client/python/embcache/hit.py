@@ -51,6 +51,15 @@ class Found(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Pending:
+    """What an entry will be that somebody is writing; its bytes are not there yet."""
+
+    key: Key
+    tensors: Mapping[str, TensorSpec | None]
+    metadata: Mapping[str, bytes]
+
+
+@dataclasses.dataclass(frozen=True)
 class ListedEntry:
     key: Key
     tier: Tier  # the fastest that has it
@@ -154,6 +163,19 @@ def make_views(
         else:
             views[tensor.name] = TensorView(spec, pin, address, readonly)
     return views
+
+
+def make_pending(
+    key: Key, tensors: Sequence[pb.Tensor], metadata: Mapping[str, bytes]
+) -> Pending:
+    specs: dict[str, TensorSpec | None] = {}
+    for tensor in tensors:
+        try:
+            spec = None if tensor.absent else TensorSpec(DType(tensor.dtype), tensor.shape)
+        except ValueError as error:
+            raise internal_error(f"tensor {tensor.name}: {error}") from None
+        specs[tensor.name] = spec
+    return Pending(key, specs, dict(metadata))
 
 
 def make_hit(session: Session, key: Key | None, result: pb.GetResult, asked: float) -> Hit:
