@@ -95,6 +95,32 @@ bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
   return held;
 }
 
+void CondVar::Wait(Mutex* mutex) {
+  static const auto original =
+      Original<void (*)(CondVar*, Mutex*)>("_ZN4absl7debian37CondVar4WaitEPNS0_5MutexE");
+  __tsan_release(mutex);
+  original(this, mutex);
+  __tsan_acquire(mutex);
+}
+
+bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
+  static const auto original = Original<bool (*)(CondVar*, Mutex*, Duration)>(
+      "_ZN4absl7debian37CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE");
+  __tsan_release(mutex);
+  const bool timed_out = original(this, mutex, timeout);
+  __tsan_acquire(mutex);
+  return timed_out;
+}
+
+bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
+  static const auto original = Original<bool (*)(CondVar*, Mutex*, Time)>(
+      "_ZN4absl7debian37CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE");
+  __tsan_release(mutex);
+  const bool timed_out = original(this, mutex, deadline);
+  __tsan_acquire(mutex);
+  return timed_out;
+}
+
 void Notification::Notify() {
   static const auto original =
       Original<void (*)(Notification*)>("_ZN4absl7debian312Notification6NotifyEv");
