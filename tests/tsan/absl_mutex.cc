@@ -17,6 +17,12 @@ void __tsan_acquire(void* address);
 void __tsan_release(void* address);
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
+
+// Abseil's graph of lock orders is guarded by a spin lock inside the library, which is not seen.
+const char* __tsan_default_suppressions();
+const char* __tsan_default_suppressions() {
+  return "race:absl::*::synchronization_internal::GraphCycles::\n";
+}
 }
 
 namespace {
