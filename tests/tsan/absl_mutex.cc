@@ -17,6 +17,12 @@ void __tsan_acquire(void* address);
 void __tsan_release(void* address);
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
+
+// Abseil's graph of lock orders is guarded by a spin lock inside the library, which is not seen.
+const char* __tsan_default_suppressions();
+const char* __tsan_default_suppressions() {
+  return "race:absl::*::synchronization_internal::GraphCycles::\n";
+}
 }
 
 namespace {
@@ -93,6 +99,32 @@ bool Mutex::AwaitWithDeadline(const Condition& condition, Time deadline) {
   }
   __tsan_acquire(this);
   return held;
+}
+
+void CondVar::Wait(Mutex* mutex) {
+  static const auto original =
+      Original<void (*)(CondVar*, Mutex*)>("_ZN4absl7debian37CondVar4WaitEPNS0_5MutexE");
+  __tsan_release(mutex);
+  original(this, mutex);
+  __tsan_acquire(mutex);
+}
+
+bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
+  static const auto original = Original<bool (*)(CondVar*, Mutex*, Duration)>(
+      "_ZN4absl7debian37CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE");
+  __tsan_release(mutex);
+  const bool timed_out = original(this, mutex, timeout);
+  __tsan_acquire(mutex);
+  return timed_out;
+}
+
+bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
+  static const auto original = Original<bool (*)(CondVar*, Mutex*, Time)>(
+      "_ZN4absl7debian37CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE");
+  __tsan_release(mutex);
+  const bool timed_out = original(this, mutex, deadline);
+  __tsan_acquire(mutex);
+  return timed_out;
 }
 
 void Notification::Notify() {
