@@ -75,7 +75,9 @@ class TcpTlsTest : public RpcServerTest {
   grpc::Status PingWith(const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    const auto channel = grpc::CreateCustomChannel(absl::StrCat("localhost:", server_->tcp_port()),
+    // The certificates' name, which a machine without /etc/hosts cannot look up.
+    arguments.SetSslTargetNameOverride("localhost");
+    const auto channel = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->tcp_port()),
                                                    credentials, arguments);
     grpc::ClientContext context;
     v1::PingResponse response;
