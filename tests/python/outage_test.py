@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -107,6 +108,23 @@ def test_a_client_reconnects_by_itself_and_says_so_once(client, own_daemon, key,
         assert client.epoch != epoch
         assert client.counters.connections == round
         assert len(warnings(caplog)) == round
+
+
+def test_a_client_reconnects_in_a_process_with_many_descriptors(own_daemon, key):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    many = [os.dup(0) for _ in range(1100)]
+    try:
+        with embcache.Client(own_daemon.directory) as client:
+            assert client.put(key, array(4))
+            own_daemon.kill()
+            until(lambda: not client.connected)
+            own_daemon.start()
+            until(lambda: client.put(key, array(4)))
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_client_may_come_before_its_daemon(own_daemon, key, caplog):
