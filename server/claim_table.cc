@@ -1,6 +1,7 @@
 #include "server/claim_table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -20,6 +21,7 @@ ClaimTable::ClaimTable(const ClaimLimits& limits, const Clock* clock)
 std::optional<ClaimTable::Outcome> ClaimTable::Join(const Request& request, Callback callback) {
   EMB_CHECK(!request.may_claim || request.session.has_value());
   const absl::Duration now = clock_->MonotonicNow();
+  Wakes pushed_out;
   absl::MutexLock lock(&mu_);
   if (closed_) {
     return Outcome{.verdict = Verdict::kRefused,
@@ -38,11 +40,7 @@ std::optional<ClaimTable::Outcome> ClaimTable::Join(const Request& request, Call
     }
   } else if (request.may_claim) {
     if (!MayGrantLocked(*request.session)) {
-      return Outcome{.verdict = Verdict::kRefused,
-                     .status = absl::ResourceExhaustedError(
-                         absl::StrCat("claims: ", ClaimsOfLocked(*request.session),
-                                      " held by this session of ", limits_.max_claims_per_session,
-                                      ", ", claims_.size(), " in all of ", limits_.max_claims))};
+      return Outcome{.verdict = Verdict::kRefused, .status = NoMoreClaimsLocked(*request.session)};
     }
     if (state == nullptr) {
       found = keys_.emplace(request.key, std::make_unique<KeyState>(request.key)).first;
@@ -52,20 +50,14 @@ std::optional<ClaimTable::Outcome> ClaimTable::Join(const Request& request, Call
   }
   const bool claimed = state != nullptr && state->claim != 0;
   if (request.until <= now) return Outcome{.verdict = Verdict::kTimedOut, .claimed = claimed};
-  const auto session = sessions_.find(request.session.value_or(kNobody));
-  const uint64_t of_session = session == sessions_.end() ? 0 : session->second.waiters.size();
-  const uint64_t most = std::max<uint64_t>(1, limits_.max_waiters / 2);
-  if (wait_deadlines_.size() >= limits_.max_waiters || of_session >= most) {
-    return Outcome{.verdict = Verdict::kRefused,
-                   .status = absl::ResourceExhaustedError(absl::StrCat(
-                       "waits for claims: ", wait_deadlines_.size(), " in all of ",
-                       limits_.max_waiters, ", ", of_session, " of this session of ", most))};
+  if (wait_deadlines_.size() >= limits_.max_waiters) {
+    absl::Status no_room = PushOutLocked(request.session.value_or(kNobody), &pushed_out);
+    if (!no_room.ok()) return Outcome{.verdict = Verdict::kRefused, .status = std::move(no_room)};
   }
-  if (state == nullptr) {
-    found = keys_.emplace(request.key, std::make_unique<KeyState>(request.key)).first;
-    state = found->second.get();
-  }
-  WaitLocked(state, request, std::move(callback));
+  // Looked up anew: the one that was pushed out may have been the last of this key.
+  std::unique_ptr<KeyState>& joined = keys_[request.key];
+  if (joined == nullptr) joined = std::make_unique<KeyState>(request.key);
+  WaitLocked(joined.get(), request, std::move(callback));
   return std::nullopt;
 }
 
@@ -77,6 +69,12 @@ uint64_t ClaimTable::ClaimsOfLocked(const Token& session) const {
 bool ClaimTable::MayGrantLocked(const Token& session) const {
   return claims_.size() < limits_.max_claims &&
          ClaimsOfLocked(session) < limits_.max_claims_per_session;
+}
+
+absl::Status ClaimTable::NoMoreClaimsLocked(const Token& session) const {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "claims: ", ClaimsOfLocked(session), " held by this session of ",
+      limits_.max_claims_per_session, ", ", claims_.size(), " in all of ", limits_.max_claims));
 }
 
 ClaimId ClaimTable::GrantLocked(KeyState* state, const Token& session) {
@@ -105,10 +103,31 @@ void ClaimTable::WaitLocked(KeyState* state, const Request& request, Callback ca
                                      .accept_pending = request.accept_pending,
                                      .until = request.until,
                                      .callback = std::move(callback)});
-  sessions_[request.session.value_or(kNobody)].waiters.emplace(id, state);
+  const Token session = request.session.value_or(kNobody);
+  auto& of_session = sessions_[session].waiters;
+  most_waits_.erase({of_session.size(), session});
+  of_session.emplace(id, state);
+  most_waits_.emplace(of_session.size(), session);
   wait_deadlines_.emplace(std::pair(request.until, id), state);
   if (NextDeadlineLocked() == request.until) earlier_deadline_.Signal();
   ++stats_.waits;
+}
+
+absl::Status ClaimTable::PushOutLocked(const Token& session, Wakes* wakes) {
+  const auto comer = sessions_.find(session);
+  const uint64_t of_comer = comer == sessions_.end() ? 0 : comer->second.waiters.size();
+  const auto [most, holder] = *most_waits_.rbegin();
+  const auto refusal = [&](uint64_t of_session) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("waits for claims: all of max-waiters = ", limits_.max_waiters, " are taken, ",
+                     of_session, " by this session, and no other session has more"));
+  };
+  if (of_comer + 2 > most) return refusal(of_comer);
+  const auto [last, state] = *sessions_.at(holder).waiters.rbegin();
+  WakeLocked(state, state->waiters.find(last),
+             {.verdict = Verdict::kRefused, .status = refusal(most)}, wakes);
+  if (state->claim == 0) PromoteLocked(state, wakes);
+  return absl::OkStatus();
 }
 
 // --- The end of waits and claims ----------------------------------------------------------------
@@ -118,7 +137,10 @@ void ClaimTable::WakeLocked(KeyState* state, absl::btree_map<WaiterId, Waiter>::
   const WaiterId id = waiter->first;
   wait_deadlines_.erase({waiter->second.until, id});
   const auto session = sessions_.find(waiter->second.session.value_or(kNobody));
-  session->second.waiters.erase(id);
+  auto& of_session = session->second.waiters;
+  most_waits_.erase({of_session.size(), session->first});
+  of_session.erase(id);
+  if (!of_session.empty()) most_waits_.emplace(of_session.size(), session->first);
   if (session->second.waiters.empty() && session->second.claims.empty()) sessions_.erase(session);
   wakes->Add(std::move(waiter->second.callback), std::move(outcome));
   state->waiters.erase(waiter);
@@ -153,6 +175,16 @@ void ClaimTable::PromoteLocked(KeyState* state, Wakes* wakes) {
     const ClaimId claim = GrantLocked(state, session);
     WakeLocked(state, waiter, {.verdict = Verdict::kClaimed, .claim = claim}, wakes);
     return;
+  }
+  // Nobody may encode it: those who would are told so, like whoever asks now. If they waited for
+  // their session's claims to end, they might wait for the very call that they are part of.
+  for (auto waiter = state->waiters.begin(); waiter != state->waiters.end();) {
+    const auto refused = waiter++;
+    if (!refused->second.may_claim || refused->second.until <= now) continue;
+    const WaiterId next = waiter == state->waiters.end() ? 0 : waiter->first;
+    absl::Status why = NoMoreClaimsLocked(*refused->second.session);
+    WakeLocked(state, refused, {.verdict = Verdict::kRefused, .status = std::move(why)}, wakes);
+    waiter = next == 0 ? state->waiters.end() : state->waiters.find(next);  // the map is a B-tree
   }
   if (state->waiters.empty()) {
     const CacheKey key = state->key;  // the state's own goes with it

@@ -8,12 +8,17 @@
 //        --somebody does--> waits   --Fail, expiry, session's end---> the first waiter that may
 //                                                                     claim gets a claim of its own
 //
+// Waits are bounded. When all are taken, a session that has fewer than another takes one over, and
+// the newest wait of the one that has the most is refused: so in the end all have equally many.
+//
 // Only bookkeeping: no calls, no cache, no threads but the caller of AwaitExpired; the clock is
 // given. The race between "the cache has no such key" and Join is closed by its callers: whoever
 // gets a claim looks into the cache once more, and every commit is followed by Stored. So a commit
 // that the look does not see finds the claim, and ends it.
 //
-// A waiter that may not claim waits also for a key that nobody claims yet.
+// A waiter that may not claim waits also for a key that nobody claims yet. When a claim ends
+// without a value and all who would take it hold as many as they may, they are refused, like those
+// who come.
 //
 // Thread-safe. What waiters are owed is never called under the lock: it is collected in Wakes.
 
@@ -51,7 +56,7 @@ struct ClaimLimits {
   absl::Duration max_wait = absl::Minutes(1);  // longer ones are cut
   uint64_t max_claims = 65536;
   uint64_t max_claims_per_session = 1024;
-  uint64_t max_waiters = 8192;  // half of them for one session
+  uint64_t max_waiters = 8192;  // shared out evenly when they are short
 };
 
 struct ClaimStats {
@@ -182,21 +187,28 @@ class ClaimTable {
   };
   struct SessionState {
     absl::flat_hash_set<ClaimId> claims;
-    absl::flat_hash_map<WaiterId, KeyState*> waiters;
+    absl::btree_map<WaiterId, KeyState*> waiters;
   };
 
   uint64_t ClaimsOfLocked(const Token& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MayGrantLocked(const Token& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Why MayGrantLocked is false.
+  absl::Status NoMoreClaimsLocked(const Token& session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ClaimId GrantLocked(KeyState* state, const Token& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WaitLocked(KeyState* state, const Request& request, Callback callback)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes room for one more wait of `session`: the session with the most waits loses its last one,
+  // unless that would leave it with fewer than the other would have then. The error says why not.
+  // REQUIRES: there is a wait.
+  absl::Status PushOutLocked(const Token& session, Wakes* wakes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes a waiter out and owes it `outcome`.
   void WakeLocked(KeyState* state, absl::btree_map<WaiterId, Waiter>::iterator waiter,
                   Outcome outcome, Wakes* wakes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Forgets the claim, and says which key lacks one now.
   KeyState* EraseClaimLocked(ClaimId claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FailLocked(ClaimId claim, Wakes* wakes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Gives the claim of a key that has none to the next waiter; forgets the key if nobody is left.
+  // Gives the claim of a key that has none to the next waiter that may have it, or refuses those
+  // who may not; forgets the key if nobody is left.
   void PromoteLocked(KeyState* state, Wakes* wakes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireLocked(absl::Duration now, Wakes* wakes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Duration NextDeadlineLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -213,6 +225,7 @@ class ClaimTable {
   absl::flat_hash_map<CacheKey, std::unique_ptr<KeyState>> keys_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ClaimId, Claim> claims_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<Token, SessionState> sessions_ ABSL_GUARDED_BY(mu_);
+  absl::btree_set<std::pair<uint64_t, Token>> most_waits_ ABSL_GUARDED_BY(mu_);  // not 0
   absl::flat_hash_map<ReservationId, ClaimId> reservations_ ABSL_GUARDED_BY(mu_);
   absl::btree_set<std::pair<absl::Duration, ClaimId>> claim_deadlines_ ABSL_GUARDED_BY(mu_);
   absl::btree_map<std::pair<absl::Duration, WaiterId>, KeyState*> wait_deadlines_

@@ -369,7 +369,7 @@ std::vector<Setting> LimitAndTimeSettings() {
       Count("max-claims-per-session", &Config::max_claims_per_session, 1, 65536,
             "keys that one session may be encoding at a time"),
       Count("max-waiters", &Config::max_waiters, 2, 1'000'000,
-            "gets that wait for another's encode; half of them may be of one session"),
+            "gets that wait for another's encode; sessions share them evenly when they are short"),
       Count("max-watchers", &Config::max_watchers, 0, 10'000, "callers that are told of events"),
       Time("lease-ttl", &Config::lease_ttl, absl::ZeroDuration(), absl::Hours(24),
            "how long a lease lasts; 0 = until released"),

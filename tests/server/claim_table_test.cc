@@ -159,6 +159,28 @@ TEST_F(ClaimTableTest, APromotionSkipsSessionsThatHoldAllTheClaimsTheyMay) {
   EXPECT_EQ(idle->verdict(), Verdict::kClaimed);
 }
 
+TEST_F(ClaimTableTest, WhoWouldClaimAFreedKeyAndMayNotIsToldSoAtOnce) {
+  const ClaimId claim = Claim(1, "a");
+  Claim(2, "b");
+  Claim(2, "c");
+  const auto busy = Join(2, "a");
+  const auto too = Join(2, "a");
+  const auto reader = Join(3, "a", absl::Seconds(10), /*may_claim=*/false);
+  EXPECT_TRUE(Fail(claim, 1));
+  for (const auto& waiter : {busy, too}) {
+    ASSERT_TRUE(waiter->woken());
+    EXPECT_EQ(waiter->verdict(), Verdict::kRefused);
+    EXPECT_EQ(waiter->outcome->status,
+              absl::ResourceExhaustedError("claims: 2 held by this session of 2, 2 in all of 8"));
+  }
+  EXPECT_FALSE(reader->woken());
+  // The key is free, and the reader waits for whoever takes it.
+  Claim(4, "a");
+  Stored("a");
+  ASSERT_TRUE(reader->woken());
+  EXPECT_EQ(reader->verdict(), Verdict::kLookAgain);
+}
+
 TEST_F(ClaimTableTest, AClaimEndsWithItsTimeToLive) {
   Claim(1, "a");
   const auto waiter = Join(2, "a", absl::Minutes(5));
@@ -324,18 +346,51 @@ TEST_F(ClaimTableTest, ClaimsAreBoundedPerSessionAndInAll) {
   EXPECT_EQ(ninth->verdict(), Verdict::kRefused);
 }
 
-TEST_F(ClaimTableTest, WaitsAreBoundedPerSessionAndInAll) {
+TEST_F(ClaimTableTest, WaitsAreSharedOutEvenlyWhenAllAreTaken) {
   Claim(1, "a");
-  std::vector<std::shared_ptr<Waiter>> waiters;
-  for (int i = 0; i < 3; ++i) waiters.push_back(Join(2, "a"));
-  const auto fourth = Join(2, "a");
-  ASSERT_TRUE(fourth->woken());
-  EXPECT_TRUE(absl::IsResourceExhausted(fourth->outcome->status));
-  for (int i = 0; i < 3; ++i) waiters.push_back(Join(3, "a"));
-  const auto seventh = Join(4, "a");
-  ASSERT_TRUE(seventh->woken());
-  EXPECT_TRUE(absl::IsResourceExhausted(seventh->outcome->status));
-  for (const auto& waiter : waiters) EXPECT_FALSE(waiter->woken());
+  std::map<uint8_t, std::vector<std::shared_ptr<Waiter>>> waiters;
+  const auto join = [&](uint8_t session, int times) {
+    for (int i = 0; i < times; ++i) waiters[session].push_back(Join(session, "a"));
+  };
+  const auto waiting = [&](uint8_t session) {
+    int count = 0;
+    for (const auto& waiter : waiters[session]) {
+      if (!waiter->woken()) {
+        ++count;
+      } else {
+        EXPECT_TRUE(absl::IsResourceExhausted(waiter->outcome->status));
+      }
+    }
+    return count;
+  };
+  join(2, 7);
+  EXPECT_EQ(waiting(2), 6);
+  EXPECT_EQ(waiters[2].back()->outcome->status.message(),
+            "waits for claims: all of max-waiters = 6 are taken, 6 by this session, and no other "
+            "session has more");
+  join(3, 4);
+  EXPECT_EQ(waiting(2), 3);
+  EXPECT_EQ(waiting(3), 3);
+  EXPECT_FALSE(waiters[2].front()->woken()) << "the newest are refused";
+  for (const uint8_t session : {4, 5, 6, 7}) join(session, 3);
+  for (const uint8_t session : {2, 3, 4, 5, 6, 7}) EXPECT_EQ(waiting(session), 1) << int{session};
+  join(8, 1);
+  EXPECT_EQ(waiting(8), 0);
+  // Nobody is lost: all who still wait are woken.
+  Stored("a");
+  for (const auto& [session, of_session] : waiters) {
+    for (const auto& waiter : of_session) EXPECT_TRUE(waiter->woken());
+  }
+}
+
+TEST_F(ClaimTableTest, AWaitForAKeyThatNobodyClaimsMayBeTheOneThatGoes) {
+  for (int i = 0; i < 6; ++i) Join(2, absl::StrCat("k", i), absl::Seconds(10), /*may_claim=*/false);
+  const auto other = Join(3, "k5", absl::Seconds(10), /*may_claim=*/false);
+  EXPECT_FALSE(other->woken());
+  Stored("k5");
+  ASSERT_TRUE(other->woken());
+  EXPECT_EQ(other->verdict(), Verdict::kLookAgain);
+  EXPECT_EQ(table_.GetStats().waiters, 5u);
 }
 
 TEST_F(ClaimTableTest, ClosingRefusesWaitersAndThoseThatCome) {
@@ -396,7 +451,7 @@ TEST(ClaimTableModelTest, RandomHistoriesKeepOneClaimForAKeyAndForgetNobody) {
     std::mt19937_64 random(seed);
     const auto pick = [&](uint64_t n) { return random() % n; };
     SimulatedClock clock;
-    ClaimTable table({.ttl = absl::Seconds(5), .max_claims_per_session = 3, .max_waiters = 64},
+    ClaimTable table({.ttl = absl::Seconds(5), .max_claims_per_session = 3, .max_waiters = 6},
                      &clock);
     struct Held {
       ClaimId id;
