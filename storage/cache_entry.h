@@ -9,19 +9,13 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
-#include "storage/cache_stats.h"
 #include "storage/entry.h"
 #include "storage/eviction_policy.h"
 #include "storage/memory_tier.h"
+#include "storage/model_table.h"
 #include "storage/read_handle.h"
 
 namespace embcache {
-
-// One model's namespace. Never destroyed while the cache lives.
-struct CacheModel {
-  ModelStats stats;      // stats.model_epoch is the epoch in force
-  uint32_t fast_id = 0;  // its place among the shared index's model epochs
-};
 
 // A lookup that waits for an entry's copy or load.
 struct LookupWaiter {
@@ -45,7 +39,7 @@ enum class EntryState : uint8_t {
 struct CacheEntry {
   PolicyHook hook;  // first, so that a hook is an entry; linked while in `tier` and reachable
   std::shared_ptr<const EntryInfo> info;  // of a loading entry: only key and payload bytes
-  CacheModel* model = nullptr;
+  ModelUse model;
   uint64_t generation = 0;
   uint64_t model_epoch = 0;
   uint64_t publication = 0;  // in the shared index, or in its limbo; 0 = neither

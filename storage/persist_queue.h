@@ -15,6 +15,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
+#include "storage/model_table.h"
 #include "storage/persistent_store.h"
 
 namespace embcache {
@@ -26,6 +27,7 @@ struct PersistItem {
   StoredRecord record;
   CacheEntry* entry = nullptr;      // whose memory holds the bytes, unless `payload` does
   std::unique_ptr<char[]> payload;  // staged bytes
+  ModelUse model;                   // until the record can be found
   bool replaces_stored = false;     // an older record of the key may be on disk
   std::shared_ptr<std::atomic<bool>> cancelled;
 };

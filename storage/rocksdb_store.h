@@ -176,6 +176,7 @@ class RocksDbStore final : public PersistentStore {
   uint64_t EraseFileRecords(uint64_t file, const std::vector<FooterEntry>* footer)
       ABSL_LOCKS_EXCLUDED(mu_);
   void PruneTombstones() ABSL_LOCKS_EXCLUDED(mu_);
+  void ForgetEpochs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WaitForReaders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status DropDamagedFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "storage/rocksdb_handle.h"
 #include "storage/rocksdb_store.h"
@@ -126,12 +127,37 @@ absl::Status RocksDbStore::Load() {
                      " bytes free (wanted: ", options_.min_free_bytes, ")")));
     return absl::OkStatus();
   }
+  ForgetEpochs();
   // The capacity may be lower than last time. A failure has begun its back-off, and is no reason
   // not to start.
   PruneTombstones();
   const absl::Status trimmed = MakeRoom(0);
   if (!trimmed.ok()) Log(absl::StrCat("L3 could not make room: ", trimmed.message()));
   return absl::OkStatus();
+}
+
+// Of models that have nothing on disk any more, not even records that it hides. Only here, where
+// all files are known and nothing is under way. The log first: an epoch that came back from it
+// would hide what is put from now on.
+void RocksDbStore::ForgetEpochs() {
+  std::vector<std::string> unneeded;
+  MetaState rest;
+  {
+    absl::MutexLock lock(&mu_);
+    unneeded = index_.UnneededEpochs();
+    if (unneeded.empty()) return;
+    rest = index_.CollectAll();
+  }
+  const absl::flat_hash_set<absl::string_view> names(unneeded.begin(), unneeded.end());
+  std::erase_if(rest.epochs, [&](const auto& epoch) { return names.contains(epoch.first); });
+  const absl::Status written = meta_log_->Rewrite(rest);
+  if (!written.ok()) {
+    Log(absl::StrCat("L3 could not write its log of removals anew: ", written.message()));
+    return;
+  }
+  absl::MutexLock lock(&mu_);
+  for (const std::string& model : unneeded) index_.ForgetEpoch(model);
+  index_.MarkWritten(rest);
 }
 
 absl::Status RocksDbStore::LoadMeta() {

@@ -82,11 +82,14 @@ StoreIndex::Records::iterator StoreIndex::LoadRecord(Records::iterator hint, Cac
   max_generation_ = std::max(max_generation_, entry.generation);
   // An epoch whose own write failed may still have records: it has to hold for older ones again.
   if (entry.model_epoch > 0) RaiseEpoch(key.model(), entry.model_epoch);
+  const auto epoch = epochs_.find(key.model());
+  const bool hidden = epoch != epochs_.end() && entry.model_epoch < epoch->second.epoch;
+  if (epoch != epochs_.end()) epoch->second.has_records = true;
   auto tombstone = tombstones_.find(key);
   if (tombstone != tombstones_.end() && entry.generation <= tombstone->second.generation) {
     return hint;
   }
-  if (Hidden(key, entry.model_epoch)) return hint;
+  if (hidden) return hint;
   const size_t before = records_.size();
   auto at = records_.try_emplace(hint, std::move(key), entry);
   if (records_.size() > before) {
@@ -115,6 +118,7 @@ void StoreIndex::ClearFiles() {
   volatile_order_.clear();
   dirty_tombstones_ = 0;
   dirty_keys_.clear();
+  for (auto& [model, epoch] : epochs_) epoch.has_records = false;
 }
 
 absl::Status StoreIndex::Put(const CacheKey& key, const IndexEntry& entry,
@@ -259,6 +263,14 @@ std::vector<std::pair<std::string, uint64_t>> StoreIndex::ModelEpochs() const {
   }
   std::sort(epochs.begin(), epochs.end());
   return epochs;
+}
+
+std::vector<std::string> StoreIndex::UnneededEpochs() const {
+  std::vector<std::string> models;
+  for (const auto& [model, epoch] : epochs_) {
+    if (!epoch.has_records && !epoch.dirty) models.push_back(model);
+  }
+  return models;
 }
 
 MetaState StoreIndex::CollectDirty() const {

@@ -103,6 +103,10 @@ class StoreIndex {
   // Erases up to `limit` records that the model's epoch hides; empty when there are no more.
   std::vector<IndexEntry> EraseHidden(absl::string_view model, size_t limit);
   std::vector<std::pair<std::string, uint64_t>> ModelEpochs() const;
+  // Epochs of models of which no file has a record, findable or not, so that they hide nothing. To
+  // be asked once all files are loaded and before anything is put.
+  std::vector<std::string> UnneededEpochs() const;
+  void ForgetEpoch(absl::string_view model) { epochs_.erase(model); }
 
   // What has to be written; then, once it has been.
   MetaState CollectDirty() const;
@@ -146,6 +150,7 @@ class StoreIndex {
   struct Epoch {
     uint64_t epoch = 0;
     bool dirty = false;
+    bool has_records = false;  // among those that were loaded
   };
 
   // Returns where the next key would be, if it is greater.

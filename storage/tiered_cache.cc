@@ -1,6 +1,7 @@
 #include "storage/tiered_cache.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,12 +11,15 @@
 namespace embcache {
 namespace {
 
-// Bounds on the table of models, which is never shrunk. Lookups alone cannot fill it.
-constexpr size_t kMaxModels = 4096;
-static_assert(kMaxModels <= EMBCACHE_FAST_MODELS);
-constexpr size_t kMaxModelsByLookup = kMaxModels / 2;
+// Lookups of what is not there do not fill more of the table of models.
+constexpr size_t kMaxModelsByLookup = ModelTable::kMaxModels / 2;
 
 constexpr int kSweepEntriesPerTick = 4096;
+
+// What sorts before the encoded keys of `model`, and behind those of the models before it.
+std::string BeforeFirstKey(absl::string_view model) {
+  return absl::StrCat(std::string(1, static_cast<char>(model.size())), model);
+}
 
 }  // namespace
 
@@ -47,6 +51,7 @@ TieredCache::TieredCache(const TieredCacheOptions& options, const TieredCacheDep
     : options_(options),
       deps_(deps),
       l1_on_device_(l1.enabled() && !l1.device_uuid().empty()),
+      models_(/*keeps_epochs=*/deps.store != nullptr),
       tiers_{Tier(std::move(l1)), Tier(std::move(l2))},
       queue_(options.l3_queue_entries, options.l3_queue_bytes),
       fast_(std::move(fast)) {
@@ -55,13 +60,9 @@ TieredCache::TieredCache(const TieredCacheOptions& options, const TieredCacheDep
   tiers_[1].max_entries = options.l2.max_entries;
   tiers_[1].first_segment_id = static_cast<uint32_t>(tiers_[0].memory.segments().size());
   for (Tier& tier : tiers_) tier.policy = NewLruPolicy();
-  ModelLocked(kOtherModels);
   if (deps_.store == nullptr) return;
   next_generation_ = deps_.store->max_generation() + 1;
-  for (const auto& [model, epoch] : deps_.store->ModelEpochs()) {
-    CacheModel* state = ModelLocked(model);
-    if (state != nullptr) state->stats.model_epoch = epoch;
-  }
+  for (const auto& [model, epoch] : deps_.store->ModelEpochs()) models_.LoadEpoch(model, epoch);
 }
 
 TieredCache::~TieredCache() {
@@ -83,21 +84,6 @@ void TieredCache::OperationEndedLocked() {
 
 // --- Index --------------------------------------------------------------------------------------
 
-CacheModel* TieredCache::ModelLocked(absl::string_view name) {
-  auto it = models_.find(name);
-  if (it != models_.end()) return it->second.get();
-  if (models_.size() >= kMaxModels) return nullptr;
-  auto model = std::make_unique<CacheModel>();
-  model->stats.model = std::string(name);
-  model->fast_id = static_cast<uint32_t>(models_.size());  // models never go
-  return models_.emplace(std::string(name), std::move(model)).first->second.get();
-}
-
-const CacheModel* TieredCache::FindModelLocked(absl::string_view name) const {
-  auto it = models_.find(name);
-  return it == models_.end() ? nullptr : it->second.get();
-}
-
 CacheEntry* TieredCache::FindLocked(absl::string_view key) const {
   auto it = index_.find(key);
   return it == index_.end() ? nullptr : it->get();
@@ -113,9 +99,7 @@ std::optional<StoredPlace> TieredCache::FindStoredLocked(const CacheKey& key) co
   if (deps_.store == nullptr) return std::nullopt;
   std::optional<StoredPlace> place = deps_.store->Find(key);
   if (!place.has_value()) return std::nullopt;
-  const CacheModel* model = FindModelLocked(key.model());
-  const uint64_t epoch = model == nullptr ? 0 : model->stats.model_epoch;
-  if (place->model_epoch != epoch) return std::nullopt;
+  if (place->model_epoch != models_.EpochOf(key.model())) return std::nullopt;
   return place;
 }
 
@@ -260,6 +244,7 @@ void TieredCache::CountHitLocked(const CacheEntry& entry, TierId source) {
   ++model.gets;
   ++model.hits;
   model.saved_us += entry.info->encode_cost_us;
+  models_.MarkUsed(entry.model.get());
   work_.hit_bytes.Record(entry.payload_bytes());
 }
 
@@ -271,9 +256,9 @@ void TieredCache::CountMissLocked(CacheModel* model) {
 }
 
 CacheModel* TieredCache::LookupModelLocked(const CacheKey& key) {
-  return models_.size() < kMaxModelsByLookup || FindModelLocked(key.model()) != nullptr
-             ? ModelLocked(key.model())
-             : ModelLocked(kOtherModels);
+  if (models_.models().size() < kMaxModelsByLookup) return models_.Get(key.model());
+  CacheModel* const known = models_.Find(key.model());
+  return known != nullptr ? known : models_.other();
 }
 
 void TieredCache::CountMiss(const CacheKey& key, MissReason reason) {
@@ -287,7 +272,7 @@ LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const Look
   if (FindMismatch(entry->info->layout.tensors, waiter.expect).has_value()) {
     if (waiter.count == LookupCount::kAll) {
       ++totals_.mismatches;
-      CountMissLocked(entry->model);
+      CountMissLocked(entry->model.get());
     }
     if (!entry->doomed) RemoveKeyLocked(entry->info->key, RemoveReason::kMismatch, {}, after);
     return LookupResult{.handle = {}, .source = source, .reason = MissReason::kMismatch};
@@ -325,8 +310,10 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const Cach
     const std::optional<StoredPlace> place = FindStoredLocked(key);
     const bool memory =
         TierOf(TierId::kL1).memory.enabled() || TierOf(TierId::kL2).memory.enabled();
-    if (!place.has_value() || !memory) return miss(MissReason::kAbsent);
-    StartLoadLocked(key, model, *place, std::move(waiter), after);
+    // What is loaded has to be its own model's, for that may have its epoch advanced.
+    CacheModel* const own = place.has_value() && memory ? models_.Get(key.model()) : nullptr;
+    if (own == nullptr) return miss(MissReason::kAbsent);
+    StartLoadLocked(key, own, *place, std::move(waiter), after);
     return std::nullopt;
   }
   if (l1_on_device_ && waiter.place == Place::kHost) {
@@ -355,7 +342,7 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const Cach
 std::optional<absl::StatusOr<LookupResult>> TieredCache::AddWaiterLocked(CacheEntry* entry,
                                                                          LookupWaiter& waiter) {
   if (entry->waiters.size() >= options_.max_waiters_per_entry) {
-    if (waiter.count == LookupCount::kAll) CountMissLocked(entry->model);
+    if (waiter.count == LookupCount::kAll) CountMissLocked(entry->model.get());
     return absl::ResourceExhaustedError(absl::StrCat(
         "waiters: ", entry->waiters.size(), " lookups already wait for this entry; the limit is ",
         options_.max_waiters_per_entry));
@@ -384,7 +371,7 @@ void TieredCache::AnswerWaitersLocked(CacheEntry* entry, TierId source, AfterUnl
 void TieredCache::FailWaitersLocked(CacheEntry* entry, absl::StatusOr<MissReason> why,
                                     AfterUnlock& after) {
   for (LookupWaiter& waiter : std::exchange(entry->waiters, {})) {
-    if (waiter.count == LookupCount::kAll) CountMissLocked(entry->model);
+    if (waiter.count == LookupCount::kAll) CountMissLocked(entry->model.get());
     absl::StatusOr<LookupResult> result = LookupResult{};
     if (why.ok()) {
       result->reason = *why;
@@ -423,10 +410,10 @@ void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> exp
 
 void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, Place place,
                          LookupCallback done, LookupCount count) {
-  LookupWith(key, LookupWaiter{.expect = std::move(expect),
-                               .done = std::move(done),
-                               .count = count,
-                               .place = place});
+  LookupWith(
+      key,
+      LookupWaiter{
+          .expect = std::move(expect), .done = std::move(done), .count = count, .place = place});
 }
 
 ReadHandle TieredCache::PinInPlace(const CacheKey& key) {
@@ -487,14 +474,18 @@ void TieredCache::AdvanceEpoch(absl::string_view model,
   AfterUnlock after;
   {
     absl::MutexLock lock(&mu_);
-    CacheModel* state = ModelLocked(model);
-    if (state == nullptr) {
+    const std::optional<uint64_t> advanced = models_.AdvanceEpoch(model);
+    if (!advanced.has_value()) {
       after.Add([done = std::move(done)]() mutable {
-        done(absl::ResourceExhaustedError(absl::StrCat("models: the limit is ", kMaxModels)));
+        done(absl::ResourceExhaustedError(
+            absl::StrCat("model: ", ModelTable::kMaxEpochs,
+                         " others have an epoch, and that is the limit; a "
+                         "restart forgets those that nothing on the SSD needs")));
       });
     } else {
-      const uint64_t epoch = ++state->stats.model_epoch;
-      if (fast_ != nullptr) fast_->SetModelEpoch(state->fast_id, epoch);
+      const uint64_t epoch = *advanced;
+      const CacheModel* placed = models_.Find(model);
+      if (fast_ != nullptr && placed != nullptr) fast_->SetModelEpoch(placed->fast_id, epoch);
       queue_.CancelModel(model, epoch);
       TellLocked(CacheEvent::Kind::kEpoch, model, after).generation = epoch;
       sweeps_.emplace_back(std::string(model), std::string());
@@ -516,20 +507,30 @@ void TieredCache::AdvanceEpoch(absl::string_view model,
 
 std::vector<std::string> TieredCache::Models() const {
   absl::MutexLock lock(&mu_);
-  std::vector<std::string> names;
-  for (const auto& [name, model] : models_) {
-    if (name != kOtherModels) names.push_back(name);
-  }
-  return names;
+  std::set<std::string> names;
+  for (const auto& [name, model] : models_.models()) names.insert(name);
+  names.erase(std::string(ModelTable::kOther));
+  if (deps_.store == nullptr) return {names.begin(), names.end()};
+  // From the first key of one model to that of the next.
+  std::string after;
+  std::optional<std::string> found;
+  do {
+    found.reset();
+    deps_.store->List(after, [&](const CacheKey& key, const StoredPlace&) {
+      found = std::string(key.model());
+      return false;
+    });
+    if (!found.has_value()) break;
+    after = std::string(1, static_cast<char>(found->size())) + *found + std::string(1, '\xff');
+    names.insert(*std::move(found));
+  } while (true);
+  return {names.begin(), names.end()};
 }
 
 void TieredCache::SweepModelLocked(AfterUnlock& after) {
   const auto [model, after_key] = sweeps_.front();
   std::string from = after_key;
-  if (from.empty()) {
-    from.push_back(static_cast<char>(model.size()));
-    from.append(model);  // sorts before the model's first key
-  }
+  if (from.empty()) from = BeforeFirstKey(model);
   for (int visited = 0; visited < kSweepEntriesPerTick; ++visited) {
     // Looked up anew each time: the room that one entry leaves may make others move or go.
     auto it = ordered_.upper_bound(absl::string_view(from));
@@ -546,6 +547,22 @@ void TieredCache::SweepModelLocked(AfterUnlock& after) {
   sweeps_.front().second = std::move(from);
 }
 
+void TieredCache::TickModelsLocked(AfterUnlock& after) {
+  int visited = 0;
+  for (const std::string& model : models_.Tick(deps_.clock->MonotonicNow(), kModelRest)) {
+    std::string from = BeforeFirstKey(model);
+    // Looked up anew each time, as in SweepModelLocked.
+    for (auto it = ordered_.upper_bound(absl::string_view(from));
+         it != ordered_.end() && (*it)->info->key.model() == model;
+         it = ordered_.upper_bound(absl::string_view(from))) {
+      if (++visited > kSweepEntriesPerTick) return;
+      CacheEntry* entry = *it;
+      from = std::string(entry->info->key.encoded());
+      if (IsEvictableLocked(*entry)) LeaveMemoryLocked(entry, after);
+    }
+  }
+}
+
 void TieredCache::TickLocked(AfterUnlock& after) {
   const absl::Duration monotonic = deps_.clock->MonotonicNow();
   for (auto& [id, reservation] : reservations_) {
@@ -560,6 +577,7 @@ void TieredCache::TickLocked(AfterUnlock& after) {
   }
   if (!sweeps_.empty()) SweepModelLocked(after);
   FastTickLocked(after);
+  TickModelsLocked(after);
   TellLostLocked(after);
   KickPersistLocked(after);
 }

@@ -53,6 +53,7 @@
 #include "storage/ghost_set.h"
 #include "storage/memory_resource.h"
 #include "storage/memory_tier.h"
+#include "storage/model_table.h"
 #include "storage/persist_queue.h"
 #include "storage/persistent_store.h"
 #include "storage/put_gate.h"
@@ -214,10 +215,10 @@ class TieredCache {
            Place place = Place::kAny);
 
   // Makes every entry of `model` unreachable and every reservation of it uncommittable, at once;
-  // answers with the new epoch when that is durable.
+  // answers with the new epoch when that is durable. RESOURCE_EXHAUSTED: too many models have one.
   void AdvanceEpoch(absl::string_view model,
                     absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done);
-  // Every model with entries or an epoch.
+  // Every model that is known from gets, puts or epochs, or has anything in L3.
   std::vector<std::string> Models() const;
 
   ListPage List(const ListQuery& query) const;
@@ -361,8 +362,9 @@ class TieredCache {
     TierStats stats;         // the counters, and pinned_bytes, reserved_bytes, entries
   };
 
-  // Counts what belongs to no model of its own.
-  static constexpr absl::string_view kOtherModels = "(other)";
+  // A model that has not been used for so long may lose its place, and its entries theirs in
+  // memory.
+  static constexpr absl::Duration kModelRest = absl::Minutes(1);
 
   TieredCache(const TieredCacheOptions& options, const TieredCacheDeps& deps, MemoryTier l1,
               MemoryTier l2, std::unique_ptr<FastPath> fast);
@@ -375,9 +377,6 @@ class TieredCache {
   }
 
   // tiered_cache.cc: the index, pins, lookups and removals.
-  CacheModel* ModelLocked(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  const CacheModel* FindModelLocked(absl::string_view name) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   CacheEntry* FindLocked(absl::string_view key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsLiveLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::optional<StoredPlace> FindStoredLocked(const CacheKey& key) const
@@ -420,6 +419,8 @@ class TieredCache {
   CacheStats GetStatsLocked(bool per_model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TickLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SweepModelLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes places in the table of models.
+  void TickModelsLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // tiered_cache_place.cc: lookups that care which memory it is, and the loss of a tier.
   std::optional<absl::StatusOr<LookupResult>> LookupForHostLocked(CacheEntry* entry,
@@ -458,8 +459,8 @@ class TieredCache {
   void TellLostLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // tiered_cache_put.cc: reservations.
-  void ReserveLocked(ReserveRequest request, TierId tier, ReserveCallback done, AfterUnlock& after)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReserveLocked(ReserveRequest request, ModelUse model, TierId tier, ReserveCallback done,
+                     AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<ReadHandle> CommitLocked(ReservationId id, Reservation& reservation,
                                           AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropReservationLocked(ReservationId id, AfterUnlock& after)
@@ -560,12 +561,12 @@ class TieredCache {
   CacheWork work_;
 
   mutable absl::Mutex mu_;
+  ModelTable models_ ABSL_GUARDED_BY(mu_);  // before all that uses models
   std::array<Tier, kMemoryTiers> tiers_ ABSL_GUARDED_BY(mu_);
   Index index_ ABSL_GUARDED_BY(mu_);
   absl::btree_set<CacheEntry*, EntryOrder> ordered_ ABSL_GUARDED_BY(mu_);  // what index_ has
   absl::flat_hash_map<CacheEntry*, std::unique_ptr<CacheEntry>> doomed_ ABSL_GUARDED_BY(mu_);
   absl::btree_set<std::pair<absl::Time, CacheEntry*>> expiries_ ABSL_GUARDED_BY(mu_);
-  absl::btree_map<std::string, std::unique_ptr<CacheModel>> models_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ReservationId, Reservation> reservations_ ABSL_GUARDED_BY(mu_);
   std::deque<std::pair<std::string, std::string>> sweeps_ ABSL_GUARDED_BY(mu_);  // model, after key
   uint64_t next_generation_ ABSL_GUARDED_BY(mu_) = 1;

@@ -49,7 +49,7 @@ void TieredCache::StartLoadLocked(const CacheKey& key, CacheModel* model, const 
   CacheEntry* entry = owned.get();
   entry->info = std::make_shared<EntryInfo>(
       EntryInfo{.key = key, .layout = {.tensors = {}, .payload_bytes = place.payload_bytes}});
-  entry->model = model;
+  entry->model = ModelUse(model);
   entry->generation = place.generation;
   entry->model_epoch = place.model_epoch;
   entry->state = EntryState::kLoading;
@@ -202,6 +202,7 @@ void TieredCache::QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, Af
   item.record = {
       .info = entry->info, .generation = entry->generation, .model_epoch = entry->model_epoch};
   item.entry = entry;
+  item.model = ModelUse(entry->model.get());
   item.replaces_stored = replaces_stored;
   entry->queued = queue_.Push(std::move(item));
   if (!entry->queued) {

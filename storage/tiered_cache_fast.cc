@@ -57,7 +57,7 @@ void TieredCache::VacateLocked(CacheEntry* entry, bool held) {
   auto owned = std::make_unique<CacheEntry>();
   CacheEntry* left = owned.get();
   left->info = entry->info;
-  left->model = entry->model;
+  left->model = ModelUse(entry->model.get());
   left->generation = entry->generation;
   left->model_epoch = entry->model_epoch;
   left->publication = std::exchange(entry->publication, 0);
@@ -91,7 +91,7 @@ void TieredCache::DrainTouchesLocked(bool tick) {
 }
 
 void TieredCache::CountFastHitsLocked(CacheEntry* entry, uint64_t hits) {
-  CacheModel* model = entry == nullptr ? ModelLocked(kOtherModels) : entry->model;
+  CacheModel* model = entry == nullptr ? models_.other() : entry->model.get();
   Tier& tier = TierOf(entry == nullptr ? TierId::kL1 : entry->tier);
   totals_.gets += hits;
   totals_.hits += hits;
@@ -100,6 +100,7 @@ void TieredCache::CountFastHitsLocked(CacheEntry* entry, uint64_t hits) {
   model->stats.gets += hits;
   model->stats.hits += hits;
   if (entry == nullptr) return;
+  models_.MarkUsed(model);
   totals_.saved_us += hits * entry->info->encode_cost_us;
   model->stats.saved_us += hits * entry->info->encode_cost_us;
   if (!entry->hook.linked()) return;

@@ -20,7 +20,7 @@ bool TieredCache::IsWhereWantedLocked(const CacheEntry& entry, Place place) cons
 
 absl::Status TieredCache::RefusePlaceLocked(const CacheEntry& entry, LookupWaiter& waiter,
                                             absl::string_view why) {
-  if (waiter.count == LookupCount::kAll) CountMissLocked(entry.model);
+  if (waiter.count == LookupCount::kAll) CountMissLocked(entry.model.get());
   return absl::FailedPreconditionError(
       absl::StrCat("place: the entry is in ", TierName(entry.tier),
                    entry.tier == TierId::kL1 ? ", device memory" : ", host memory", ", and ", why));

@@ -39,17 +39,20 @@ void TieredCache::Reserve(ReserveRequest request, ReserveCallback done) {
   {
     absl::MutexLock lock(&mu_);
     const uint64_t bytes = ChargeOf(request);
-    if (ModelLocked(request.key.model()) == nullptr) {
+    CacheModel* const model = models_.Get(request.key.model());
+    if (model == nullptr) {
       ++totals_.rejected_puts;
       after.Add([done = std::move(done)]() mutable {
-        done(absl::ResourceExhaustedError("key.model: the table of models is full"));
+        done(absl::ResourceExhaustedError(absl::StrCat(
+            "key.model: a new name, and all of ", ModelTable::kMaxModels,
+            " are in use; those not used for ", absl::FormatDuration(kModelRest), " make room")));
       });
     } else if (bytes <= TierOf(TierId::kL1).memory.max_entry_bytes() &&
                !(l1_on_device_ && request.place == Place::kHost)) {
-      ReserveLocked(std::move(request), TierId::kL1, std::move(done), after);
+      ReserveLocked(std::move(request), ModelUse(model), TierId::kL1, std::move(done), after);
     } else if (bytes <= TierOf(TierId::kL2).memory.max_entry_bytes() &&
                request.place != Place::kDevice) {
-      ReserveLocked(std::move(request), TierId::kL2, std::move(done), after);
+      ReserveLocked(std::move(request), ModelUse(model), TierId::kL2, std::move(done), after);
     } else {
       // What the caller wanted to replace must not go on being served.
       RemoveKeyLocked(request.key, RemoveReason::kReplaced, {}, after);
@@ -66,17 +69,20 @@ void TieredCache::Reserve(ReserveRequest request, ReserveCallback done) {
   after.Run();
 }
 
-void TieredCache::ReserveLocked(ReserveRequest request, TierId tier, ReserveCallback done,
-                                AfterUnlock& after) {
+void TieredCache::ReserveLocked(ReserveRequest request, ModelUse model, TierId tier,
+                                ReserveCallback done, AfterUnlock& after) {
+  models_.MarkUsed(model.get());
   RoomRequest room{.bytes = ChargeOf(request), .replaces = std::string(request.key.encoded())};
-  room.granted = [this, tier, request = std::move(request), done = std::move(done)](
-                     absl::StatusOr<MemoryRange> range, AfterUnlock& after) mutable {
+  room.granted = [this, tier, request = std::move(request), model = std::move(model),
+                  done = std::move(done)](absl::StatusOr<MemoryRange> range,
+                                          AfterUnlock& after) mutable {
     mu_.AssertHeld();
     if (!range.ok()) {
       const uint64_t l2_largest = TierOf(TierId::kL2).memory.max_entry_bytes();
       if (tier == TierId::kL1 && ChargeOf(request) <= l2_largest &&
           request.place != Place::kDevice) {
-        return ReserveLocked(std::move(request), TierId::kL2, std::move(done), after);
+        return ReserveLocked(std::move(request), std::move(model), TierId::kL2, std::move(done),
+                             after);
       }
       ++totals_.rejected_puts;
       after.Add([done = std::move(done), why = range.status()]() mutable { done(std::move(why)); });
@@ -93,7 +99,7 @@ void TieredCache::ReserveLocked(ReserveRequest request, TierId tier, ReserveCall
     reservation.entry = std::make_unique<CacheEntry>();
     CacheEntry* entry = reservation.entry.get();
     entry->info = reservation.info;
-    entry->model = ModelLocked(reservation.info->key.model());
+    entry->model = std::move(model);
     entry->model_epoch = entry->model->stats.model_epoch;
     entry->tier = tier;
     entry->range = *range;

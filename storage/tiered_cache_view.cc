@@ -57,7 +57,6 @@ ListPage TieredCache::List(const ListQuery& query) const {
     const bool on_disk = disk != stored.end() && disk->first == key;
     if (disk == stored.end() && !stored_ended) break;  // what follows on disk is not known
     ListedEntry row{.key = key, .tier = TierId::kL3, .on_disk = on_disk};
-    const CacheModel* model = FindModelLocked(key.model());
     bool shown = Matches(key, query);
     if (from_memory) {
       const CacheEntry& entry = **memory;
@@ -73,8 +72,7 @@ ListPage TieredCache::List(const ListQuery& query) const {
     } else {
       row.payload_bytes = disk->second.payload_bytes;
       row.generation = disk->second.generation;
-      const uint64_t epoch = model == nullptr ? 0 : model->stats.model_epoch;
-      shown = shown && disk->second.model_epoch == epoch;
+      shown = shown && disk->second.model_epoch == models_.EpochOf(key.model());
     }
     if (on_disk) ++disk;
     last = std::string(key.encoded());
@@ -121,7 +119,7 @@ CacheStats TieredCache::GetStatsLocked(bool per_model) const {
   stats.l3.queued_bytes = queue_.bytes();
   if (stats.has_l3) stats.store = deps_.store->GetStats();
   if (per_model) {
-    for (const auto& [name, model] : models_) stats.models.push_back(model->stats);
+    for (const auto& [name, model] : models_.models()) stats.models.push_back(model->stats);
   }
   return stats;
 }
@@ -194,7 +192,7 @@ void TieredCache::CheckInvariants() const {
   }
   uint64_t gets = 0;
   uint64_t hits = 0;
-  for (const auto& [name, model] : models_) {
+  for (const auto& [name, model] : models_.models()) {
     EMB_CHECK(model->stats.gets == model->stats.hits + model->stats.misses);
     gets += model->stats.gets;
     hits += model->stats.hits;

@@ -3,6 +3,7 @@
 
 #include "storage/rocksdb_store.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -83,6 +84,29 @@ TEST_F(RocksDbStoreTest, ModelEpochsSurviveAReopening) {
   EXPECT_EQ(ReadPayload(*store_, TestKey("new", "m")), current.payload);
   ASSERT_EQ(store_->ModelEpochs().size(), 1);
   EXPECT_EQ(store_->ModelEpochs()[0], std::make_pair(std::string("m"), uint64_t{4}));
+}
+
+TEST_F(RocksDbStoreTest, AnEpochIsForgottenWhenNoFileHasAnythingOfItsModel) {
+  Open();
+  ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey("hidden", "m"), 1000, 1)).ok());
+  ASSERT_TRUE(store_->Flush().ok());
+  ASSERT_TRUE(store_->SetModelEpoch("m", 1).ok());
+  ASSERT_TRUE(store_->SetModelEpoch("rubbish", 1).ok());
+  Reopen();
+  EXPECT_THAT(store_->ModelEpochs(), testing::ElementsAre(testing::Pair("m", 1)))
+      << "a record that it hides is still on disk";
+  // A model that was forgotten begins anew, and stays so: its epoch must not come back.
+  ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey("new", "rubbish"), 1000, 2)).ok());
+  Reopen();
+  EXPECT_TRUE(store_->Find(TestKey("new", "rubbish")).has_value());
+  EXPECT_FALSE(store_->Find(TestKey("hidden", "m")).has_value());
+  // Until the file with the hidden record has made room.
+  for (uint64_t i = 3; i < 40; ++i) {
+    ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey(absl::StrCat(i)), 1 << 20, i)).ok());
+  }
+  Reopen();
+  EXPECT_THAT(store_->ModelEpochs(), testing::IsEmpty());
+  EXPECT_FALSE(store_->Find(TestKey("hidden", "m")).has_value());
 }
 
 TEST_F(RocksDbStoreTest, AValueLargerThanASegmentFileHasAFileOfItsOwn) {
