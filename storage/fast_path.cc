@@ -112,11 +112,11 @@ void FastPath::RemoveTable(const FastTable* table) {
   std::erase_if(tables_, [&](const auto& one) { return one.get() == table; });
 }
 
-void FastPath::DrainTouches(bool tick, absl::FunctionRef<void(CacheEntry*, uint64_t)> touch) {
-  if (tick) touches_left_ = kMaxTouches;
+void FastPath::DrainTouches(Drain how, absl::FunctionRef<void(CacheEntry*, uint64_t)> touch) {
+  if (how == Drain::kTick) touches_left_ = kMaxTouches;
   uint64_t unknown = 0;
   for (const std::shared_ptr<FastTable>& table : tables_) {
-    if (!tick && touches_left_ == 0) break;
+    if (how == Drain::kSome && touches_left_ == 0) break;
     unknown += table->Drain(&touches_left_, [&](uint64_t publication) {
       const auto it = publications_.find(publication);
       if (it == publications_.end()) {
@@ -127,7 +127,7 @@ void FastPath::DrainTouches(bool tick, absl::FunctionRef<void(CacheEntry*, uint6
     });
   }
   if (unknown > 0) touch(nullptr, unknown);
-  if (tick) touches_left_ = kMaxTouches;
+  if (how == Drain::kTick) touches_left_ = kMaxTouches;
 }
 
 uint64_t FastPath::WantedEntries() const {

@@ -60,9 +60,10 @@ class FastPath {
   void RemoveTable(const FastTable* table);
   // Calls `touch` for the hits since the last time: with the entry that was hit (which may be in
   // limbo by now), or nullptr when it is not known any more which one that was.
-  // Looks at a bounded number of them in a tick and as many between two ticks; between ticks the
-  // rest waits, in a tick it is counted as of no known entry.
-  void DrainTouches(bool tick, absl::FunctionRef<void(CacheEntry* owner, uint64_t hits)> touch);
+  // Looks at a bounded number of them in a tick and as many between two ticks. The rest waits for
+  // the tick (kSome), or is counted as of no known entry.
+  enum class Drain { kSome, kAll, kTick };
+  void DrainTouches(Drain how, absl::FunctionRef<void(CacheEntry* owner, uint64_t hits)> touch);
   // In each tick: which tables go on being honoured.
   void WeighTables() {
     for (const std::shared_ptr<FastTable>& table : tables_) table->Weigh();

@@ -520,7 +520,8 @@ class TieredCache {
   }
   bool IsEvictableLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Counts the hits that took no call, and makes what was hit the most recently used.
-  void DrainTouchesLocked(bool tick = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DrainTouchesLocked(FastPath::Drain how = FastPath::Drain::kSome)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CountFastHitsLocked(CacheEntry* entry, uint64_t hits) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FastTickLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void GrowFastIndex() ABSL_LOCKS_EXCLUDED(mu_);

@@ -82,9 +82,9 @@ bool TieredCache::ReclaimLocked(AfterUnlock& after) {
 
 // --- Hits ---------------------------------------------------------------------------------------
 
-void TieredCache::DrainTouchesLocked(bool tick) {
+void TieredCache::DrainTouchesLocked(FastPath::Drain how) {
   if (fast_ == nullptr) return;
-  fast_->DrainTouches(tick, [this](CacheEntry* entry, uint64_t hits) {
+  fast_->DrainTouches(how, [this](CacheEntry* entry, uint64_t hits) {
     mu_.AssertHeld();
     CountFastHitsLocked(entry, hits);
   });
@@ -115,7 +115,7 @@ void TieredCache::CountFastHitsLocked(CacheEntry* entry, uint64_t hits) {
 }
 
 void TieredCache::FastTickLocked(AfterUnlock& after) {
-  DrainTouchesLocked(/*tick=*/true);
+  DrainTouchesLocked(FastPath::Drain::kTick);
   ReclaimLocked(after);
   if (fast_ != nullptr) fast_->WeighTables();
   for (const CacheKey& key : std::exchange(fast_requested_, {})) {

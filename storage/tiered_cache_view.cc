@@ -89,7 +89,7 @@ CacheStats TieredCache::GetStats(bool per_model) {
   CacheStats stats;
   {
     absl::MutexLock lock(&mu_);
-    DrainTouchesLocked(/*tick=*/true);  // all, so that the counters agree
+    DrainTouchesLocked(FastPath::Drain::kAll);  // so that the counters agree
     ReclaimLocked(after);
     stats = GetStatsLocked(per_model);
   }
