@@ -311,7 +311,8 @@ class Client {
   // others, also other threads of this client, wait until the value is there and have a hit. When
   // the claim ends without a value, the next one gets it.
   absl::StatusOr<ClaimResult> GetOrClaim(const Key& key, const ClaimOptions& options = {});
-  // The whole of it: a hit, or `encode` and what it wrote. An error of `encode` is handed on.
+  // The whole of it: a hit, or `encode` and what it wrote. An error of `encode` is handed on. When
+  // the commit is refused, what was written is lost: its memory is not the reservation's any more.
   absl::StatusOr<Lease> GetOrEncode(const Key& key, EncodeFunction encode,
                                     const ClaimOptions& options = {});
 

@@ -300,6 +300,52 @@ def check_pending(pending: object, key: embcache.Key) -> None:
     assert pending.metadata == {"grid": b"1,2"}
 
 
+def test_what_was_encoded_comes_with_the_error_that_it_could_not_be_stored(
+    client: embcache.Client, key: embcache.Key
+) -> None:
+    def encode() -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        client.advance_epoch(key.model)  # so that what is encoded now is refused
+        return {"data": array(4, 8)}, {"grid": "1,2"}
+
+    with pytest.raises(embcache.CacheError, match="epoch") as raised:
+        client.get_or_encode(key, encode)
+    hit = raised.value.encoded
+    assert hit is not None and hit.key == key and hit.metadata == {"grid": b"1,2"}
+    np.testing.assert_array_equal(hit["data"].numpy(), array(4, 8))
+    assert hit.tier is embcache.Tier.UNKNOWN
+    assert client.get(key) is None
+    # The claim has ended: the next one encodes, and does not wait.
+    assert client.get_or_encode(key, lambda: array(3), wait=0.0).encode_cost > 0
+
+
+def test_asyncio_too_brings_what_it_could_not_store(
+    shared_daemon: Daemon, key: embcache.Key
+) -> None:
+    async def run() -> None:
+        async with aio.Client(shared_daemon.directory, strict=True) as client:
+
+            async def encode() -> np.ndarray:
+                await client.advance_epoch(key.model)
+                return array(4, 8)
+
+            with pytest.raises(embcache.CacheError, match="epoch") as raised:
+                await client.get_or_encode(key, encode)
+            assert raised.value.encoded is not None
+            np.testing.assert_array_equal(raised.value.encoded["data"].numpy(), array(4, 8))
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_stored_at_all_comes_with_the_error_too(
+    shared_daemon: Daemon, key: embcache.Key
+) -> None:
+    with embcache.Client(shared_daemon.directory) as tolerant:  # not strict
+        with pytest.raises(embcache.InvalidArgument) as raised:
+            tolerant.get_or_encode(key, lambda: (array(4), {"": "a name that is empty"}))
+        assert raised.value.encoded is not None
+        np.testing.assert_array_equal(raised.value.encoded["data"].numpy(), array(4))
+
+
 def test_what_is_announced_is_told_before_the_bytes_are_there(
     shared_daemon: Daemon, client: embcache.Client, key: embcache.Key
 ) -> None:

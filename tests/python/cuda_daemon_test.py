@@ -52,6 +52,19 @@ def test_a_device_tensor_is_stored_and_found_on_the_device(
         assert fake.peek(view.device_pointer, 12) == values.tobytes()
 
 
+def test_what_was_encoded_on_the_device_comes_back_there(
+    fake: FakeCuda, client: embcache.Client, key: embcache.Key
+) -> None:
+    values = np.arange(600, dtype=np.float16).reshape(20, 30)
+    tensor = on_device(fake, values.tobytes(), (20, 30), "<f2")
+    view = client.get_or_encode(key, lambda: tensor)["data"]
+    assert isinstance(view, CudaTensorView)
+    assert view.tobytes() == values.tobytes()
+    assert view.__cuda_array_interface__["data"] == tensor.__cuda_array_interface__["data"]
+    with client.get(key) as hit:
+        assert hit["data"].tobytes() == values.tobytes()
+
+
 def test_a_get_after_the_first_makes_no_driver_call_in_client_or_daemon(
     fake: FakeCuda, daemon: Daemon, client: embcache.Client, key: embcache.Key
 ) -> None:

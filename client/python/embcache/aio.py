@@ -24,7 +24,7 @@ from embcache._session import (
     rpc_error,
 )
 from embcache.client import split_encoded
-from embcache.errors import CacheError
+from embcache.errors import CacheError, carrying
 from embcache.events import Event, event_of, watch_request
 from embcache.hit import (
     Expect,
@@ -224,8 +224,10 @@ class Client(Base):
             tensors, more = split_encoded(encoded)
             cost = time.perf_counter() - start
             metadata = {**(metadata or {}), **more}
-            await claim.put(tensors, metadata=metadata, encode_cost=cost, ttl=ttl)
-            return encoded_hit(key, self._sources(tensors), metadata, cost)
+            hit = encoded_hit(key, self._sources(tensors), metadata, cost)
+            with carrying(hit):
+                await claim.put(tensors, metadata=metadata, encode_cost=cost, ttl=ttl)
+            return hit
 
     @overload
     async def claim(

@@ -13,7 +13,7 @@ from embcache import _operations as ops
 from embcache._base import Base, BaseClaim, BaseReservation
 from embcache._claims import Announced, ClaimHold, Turn, Turns
 from embcache._session import Session, rpc_error
-from embcache.errors import CacheError
+from embcache.errors import CacheError, carrying
 from embcache.events import Event, event_of, watch_request
 from embcache.hit import (
     Expect,
@@ -249,7 +249,9 @@ class Client(Base):
         metadata. However many ask for a missing key, in whatever process, one of them encodes and
         stores it and the others wait, each for at most `wait` seconds.
 
-        The Hit of what was encoded here is a view of the encoder's arrays; its tier is UNKNOWN."""
+        The Hit of what was encoded here is a view of the encoder's arrays; its tier is UNKNOWN. When it
+        cannot be stored it is returned all the same; with `strict`, or when metadata or tensors are not
+        what can be stored, the CacheError that is raised carries it as `encoded`."""
         found = self.claim(key, expect=expect, wait=wait)
         if isinstance(found, Hit):
             return found
@@ -258,8 +260,10 @@ class Client(Base):
             tensors, more = split_encoded(encode())
             cost = time.perf_counter() - start
             metadata = {**(metadata or {}), **more}
-            claim.put(tensors, metadata=metadata, encode_cost=cost, ttl=ttl)
-            return encoded_hit(key, self._sources(tensors), metadata, cost)
+            hit = encoded_hit(key, self._sources(tensors), metadata, cost)
+            with carrying(hit):
+                claim.put(tensors, metadata=metadata, encode_cost=cost, ttl=ttl)
+            return hit
 
     @overload
     def claim(

@@ -175,6 +175,13 @@ def source_of(value: Any) -> tuple[TensorSpec, CudaSource]:
     return spec, CudaSource(address, spec.nbytes, ordinal, value)
 
 
+def view_of(spec: TensorSpec, source: CudaSource) -> CudaTensorView:
+    """Of the caller's own memory, which it keeps alive."""
+    here = _cuda.Segment(_cuda.driver().uuids[source.ordinal], b"")  # nothing to open or close
+    here.ordinal = source.ordinal
+    return CudaTensorView(spec, source, here, source.address)
+
+
 def copy_into(target: TensorView | CudaTensorView, source: np.ndarray[Any, Any] | CudaSource) -> None:
     """From wherever to wherever; complete when it returns."""
     if isinstance(target, TensorView) and isinstance(source, np.ndarray):

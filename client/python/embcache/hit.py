@@ -12,7 +12,7 @@ import numpy as np
 
 from embcache._pin import Pin, expiry
 from embcache._session import Session, internal_error
-from embcache.cuda import CudaTensorView
+from embcache.cuda import CudaSource, CudaTensorView, view_of
 from embcache.dtypes import DType
 from embcache.keys import Key
 from embcache.tensors import TensorSpec, TensorView
@@ -197,18 +197,20 @@ def make_hit(session: Session, key: Key | None, result: pb.GetResult, asked: flo
 
 def encoded_hit(
     key: Key,
-    sources: Mapping[str, tuple[TensorSpec, np.ndarray[Any, Any]] | None],
+    sources: Mapping[str, tuple[TensorSpec, np.ndarray[Any, Any] | CudaSource] | None],
     metadata: Mapping[str, bytes | str],
     encode_cost: float,
 ) -> Hit:
     """Of what was encoded in this process: in its own memory, and no lease on anything."""
-    views: dict[str, TensorView | None] = {}
+    views: dict[str, TensorView | CudaTensorView | None] = {}
     for name, source in sources.items():
         if source is None:
             views[name] = None
-            continue
-        array = np.ascontiguousarray(source[1])
-        views[name] = TensorView(source[0], array, array.ctypes.data, True)
+        elif isinstance(source[1], CudaSource):
+            views[name] = view_of(source[0], source[1])
+        else:
+            array = np.ascontiguousarray(source[1])
+            views[name] = TensorView(source[0], array, array.ctypes.data, True)
     hit = Hit(None, key, views, 0)
     hit.metadata = {
         name: value.encode() if isinstance(value, str) else value
