@@ -96,16 +96,19 @@ TEST_F(TieredCacheModelsTest, AnAdvancedEpochHoldsWhenItsModelHasLostItsPlace) {
   cache_->Tick();
   PutRubbish();
   Settle();
-  for (int restart = 0; restart < 2; ++restart) {
-    EXPECT_FALSE(cache_->Contains(TestKey("a", "m")).has_value());
-    EXPECT_EQ(cache_->List({.model = "m"}).entries.size(), 0u);
-    EXPECT_FALSE(Has("m"));
+  EXPECT_FALSE(cache_->Contains(TestKey("a", "m")).has_value());
+  EXPECT_EQ(cache_->List({.model = "m"}).entries.size(), 0u);
+  EXPECT_FALSE(Has("m"));
+  Rest();
+  // What is put when it has a place again is of the new epoch, before and after a restart.
+  for (const char value : {'n', 'r'}) {
+    ASSERT_TRUE(PutIn("m", value).ok());
+    Settle();
     StartCache(5000, 0, &store_);
+    const LookupResult found = Get(TestKey("a", "m"));
+    ASSERT_TRUE(found.hit());
+    EXPECT_EQ(BytesOf(found.handle), Payload(16, value));
   }
-  ASSERT_TRUE(PutIn("m", 'n').ok());
-  Settle();
-  StartCache(5000, 0, &store_);
-  EXPECT_EQ(BytesOf(Get(TestKey("a", "m")).handle), Payload(16, 'n'));
 }
 
 // More lookups of unknown models than get places: those are counted together, and must not be
@@ -119,6 +122,22 @@ TEST_F(TieredCacheModelsTest, AnEpochHoldsForWhatWasLoadedWhenTheTableWasCrowded
   EXPECT_TRUE(Has("m"));
   ASSERT_TRUE(AdvanceEpoch("m").ok());
   EXPECT_FALSE(Has("m"));
+}
+
+TEST_F(TieredCacheModelsTest, AModelWithAWriteOnItsWayToL3IsAmongThem) {
+  TieredCacheOptions options;
+  options.l3_write = L3WriteMode::kEvict;
+  StartCache(5000, 0, &store_, options);
+  ASSERT_TRUE(PutIn("m").ok());
+  clock_.Advance(absl::Seconds(1));
+  cache_->Tick();
+  PutRubbish(kModels - 1);
+  clock_.Advance(absl::Minutes(1));
+  cache_->Tick();
+  copier_.RunAll();  // it has left memory, and is not on disk yet
+  cache_->Tick();
+  EXPECT_FALSE(cache_->Contains(TestKey("a", "m")).has_value());
+  EXPECT_THAT(cache_->Models(), testing::Contains("m"));
 }
 
 TEST_F(TieredCacheModelsTest, ModelsThatAreInL3OnlyAreAmongThem) {
