@@ -45,7 +45,7 @@ struct StoreStats {
   uint64_t entries = 0;
   uint64_t payload_bytes = 0;  // of the entries that can be found
   uint64_t disk_bytes = 0;     // of everything in the directory
-  uint64_t capacity_bytes = 0;
+  uint64_t capacity_bytes = 0;  // less than configured where the disk holds less
   uint64_t bytes_written = 0;  // to the disk since start, for wear
   uint64_t files = 0;
   uint64_t evictions = 0;    // entries dropped to make room

@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "storage/record_assembler.h"
 #include "storage/rocksdb_options.h"
 
 namespace embcache {
@@ -26,6 +27,7 @@ using rocksdb::Slice;
 constexpr size_t kKeyBytes = 16;
 constexpr uint64_t kPauseBytes = uint64_t{256} << 10;
 constexpr uint64_t kReadPieceBytes = uint64_t{256} << 10;
+constexpr size_t kMaxIdleReaders = 4;
 
 void AppendBigEndian(uint64_t value, int bytes, std::string* to) {
   for (int i = bytes - 1; i >= 0; --i) to->push_back(static_cast<char>(value >> (8 * i)));
@@ -69,10 +71,6 @@ absl::Status ReadFailure(const rocksdb::Status& status, absl::string_view doing)
   return absl::DataLossError(absl::StrCat(doing, ": ", text));
 }
 
-std::string RecordName(const IndexEntry& at) {
-  return absl::StrCat("file ", at.file, " entry ", at.entry);
-}
-
 std::vector<FooterEntry> FooterOf(const PendingSegment& segment,
                                   const std::vector<RecordPosition>& positions) {
   std::vector<FooterEntry> entries;
@@ -85,15 +83,6 @@ std::vector<FooterEntry> FooterOf(const PendingSegment& segment,
                        positions[i]});
   }
   return entries;
-}
-
-absl::Status IsRecord(const RecordHeader& header, const CacheKey& key, const IndexEntry& at) {
-  const EntryInfo& info = *header.record.info;
-  if (info.key == key && header.record.generation == at.generation &&
-      info.payload_bytes() == at.payload_bytes) {
-    return absl::OkStatus();
-  }
-  return absl::DataLossError(absl::StrCat(RecordName(at), ": another record"));
 }
 
 // Writes pairs and follows where their values go.
@@ -293,8 +282,9 @@ std::string RocksDbHandle::PathOf(uint64_t file) const {
 
 absl::StatusOr<StoredRecord> RocksDbHandle::ReadRecord(const CacheKey& key, const IndexEntry& at,
                                                        char* to) const {
-  if (at.position.known() && !direct_reads_) {
-    absl::StatusOr<StoredRecord> record = ReadAtPosition(key, at, to);
+  if (at.position.known()) {
+    absl::StatusOr<StoredRecord> record =
+        direct_reads_ ? ReadAroundPageCache(key, at, to) : ReadAtPosition(key, at, to);
     by_position_.fetch_add(1, std::memory_order_relaxed);
     if (record.ok()) return record;
     fallbacks_.fetch_add(1, std::memory_order_relaxed);
@@ -352,6 +342,36 @@ absl::StatusOr<StoredRecord> RocksDbHandle::ReadAtPosition(const CacheKey& key,
     return absl::DataLossError(absl::StrCat(RecordName(at), ": payload checksum differs"));
   }
   return std::move(header->record);
+}
+
+absl::StatusOr<StoredRecord> RocksDbHandle::ReadAroundPageCache(const CacheKey& key,
+                                                                const IndexEntry& at,
+                                                                char* to) const {
+  const std::string path = PathOf(at.file);
+  if (path.empty()) return absl::NotFoundError(RecordName(at));
+  std::unique_ptr<DirectReader> reader;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!idle_readers_.empty()) {
+      reader = std::move(idle_readers_.back());
+      idle_readers_.pop_back();
+    }
+  }
+  if (reader == nullptr) {
+    absl::StatusOr<std::unique_ptr<DirectReader>> created = DirectReader::Create();
+    if (!created.ok()) return created.status();
+    reader = *std::move(created);
+  }
+  RecordAssembler record(key, at, to);
+  const absl::Status read =
+      reader->Read(path, at.position.header, record.bytes(),
+                   [&record](absl::string_view piece) { return record.Add(piece); });
+  {
+    absl::MutexLock lock(&mu_);
+    if (idle_readers_.size() < kMaxIdleReaders) idle_readers_.push_back(std::move(reader));
+  }
+  if (!read.ok()) return read;
+  return record.Finish();
 }
 
 absl::StatusOr<StoredRecord> RocksDbHandle::ReadRecordByKey(const CacheKey& key,

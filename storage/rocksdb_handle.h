@@ -1,8 +1,8 @@
 // RocksDbHandle: one opened RocksDB database, used as a log of ingested files (docs/l3_format.md).
 //
-// Buffered, a record whose position in its file is known is read from there, past RocksDB, straight
-// into its place: one copy, one checksum. Whatever is wrong with that, the record is then read by
-// key, and that decides. Around the page cache all records are read by key: blocks are not aligned.
+// A record whose position in its file is known is read from there, past RocksDB: straight into its
+// place, or, around the page cache, by a DirectReader; one copy, one checksum. Whatever is wrong
+// with that, the record is then read by key, and that decides.
 //
 // Thread-safe for reads. Ingest and Drop are for one thread at a time, and after one of
 // them has failed none may be called again: this RocksDB aborts the process when a handle is used
@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "storage/direct_reader.h"
 #include "storage/pending_segment.h"
 #include "storage/record_format.h"
 #include "storage/store_index.h"
@@ -40,7 +41,8 @@ struct RocksDbSettings {
   uint64_t capacity_bytes = 0;
   int max_open_files = 512;
   bool direct_reads = false;
-  rocksdb::Env* env = nullptr;  // not owned; nullptr: the default one
+  // Not owned; nullptr: the default one. Direct reads by position go past it.
+  rocksdb::Env* env = nullptr;
   // Called by RocksDB's threads too; must be quick and call nothing of the store's.
   std::function<void(absl::string_view)> log;
   std::function<void()> pause;  // called between pieces of a file that is written
@@ -106,6 +108,8 @@ class RocksDbHandle {
 
   absl::StatusOr<StoredRecord> ReadAtPosition(const CacheKey& key, const IndexEntry& at,
                                               char* to) const;
+  absl::StatusOr<StoredRecord> ReadAroundPageCache(const CacheKey& key, const IndexEntry& at,
+                                                   char* to) const ABSL_LOCKS_EXCLUDED(mu_);
   // Where RocksDB keeps the segment file.
   std::string PathOf(uint64_t file) const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -117,6 +121,8 @@ class RocksDbHandle {
 
   mutable absl::Mutex mu_;
   std::map<uint64_t, std::string> paths_ ABSL_GUARDED_BY(mu_);
+  // Those that no read uses now: as many as there were reads at a time, kMaxIdleReaders at most.
+  mutable std::vector<std::unique_ptr<DirectReader>> idle_readers_ ABSL_GUARDED_BY(mu_);
 
   const std::unique_ptr<rocksdb::DB> db_;
 };

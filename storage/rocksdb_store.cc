@@ -45,9 +45,9 @@ absl::Status RocksDbStore::Put(const StoredRecord& record, std::unique_ptr<char[
     {
       absl::MutexLock lock(&mu_);
       if (cancelled.load()) return absl::CancelledError("the put was cancelled");
-      if (writable_ && (open_->empty() || open_->file_bytes + bytes <= segment_bytes_)) {
+      if (writable_ && (open_->empty() || open_->file_bytes + bytes <= TargetBytesLocked())) {
         absl::Status status = AdmitLocked(*prepared);
-        if (!status.ok() || open_->file_bytes < segment_bytes_) return status;
+        if (!status.ok() || open_->file_bytes < TargetBytesLocked()) return status;
         admitted = true;
       }
       if (!writable_ && options_.clock->MonotonicNow() < retry_at_) {
@@ -60,7 +60,7 @@ absl::Status RocksDbStore::Put(const StoredRecord& record, std::unique_ptr<char[
     bool full;
     {
       absl::MutexLock lock(&mu_);
-      full = !open_->empty() && open_->file_bytes + (admitted ? 0 : bytes) >= segment_bytes_;
+      full = !open_->empty() && open_->file_bytes + (admitted ? 0 : bytes) >= TargetBytesLocked();
     }
     if (full) status = Seal();
     if (!status.ok() || admitted) return status;
@@ -87,11 +87,15 @@ absl::StatusOr<std::shared_ptr<const PendingRecord>> RocksDbStore::Prepare(
   pending->payload = std::move(payload);
   pending->last_access = options_.clock->Now();
   const uint64_t file_bytes = pending->FileBytes() + kFileOverheadBytes;
-  if (file_bytes + reserve_bytes_ > options_.capacity_bytes) {
+  uint64_t most = options_.capacity_bytes;
+  if (file_bytes > segment_bytes_) {
+    const auto space = directory_->Space();
+    if (space.has_value()) most = std::min(most, space->total);
+  }
+  if (file_bytes + reserve_bytes_ > most) {
     return absl::ResourceExhaustedError(
         absl::StrCat("payload: ", payload_bytes, " bytes do not fit L3: ", file_bytes,
-                     " with its file's overhead + ", reserve_bytes_, " reserve > capacity ",
-                     options_.capacity_bytes));
+                     " with its file's overhead + ", reserve_bytes_, " reserve > capacity ", most));
   }
   return pending;
 }
@@ -294,7 +298,7 @@ StoreStats RocksDbStore::GetStats() const {
   stats.entries = index_.entries();
   stats.payload_bytes = index_.payload_bytes();
   stats.disk_bytes = disk_bytes_;
-  stats.capacity_bytes = options_.capacity_bytes;
+  stats.capacity_bytes = bound_;
   stats.bytes_written = bytes_written_;
   stats.files = files_.size();
   stats.evictions = evictions_;

@@ -17,7 +17,10 @@
 // all cases writable is false, Put answers UNAVAILABLE, and writing is tried again after 1 s, then
 // 2, 4, 5. Reads go on, and so do removals as long as their log can be written.
 //
-// Give it a file system where `capacity_bytes` + min_free_bytes fit.
+// When the disk is full, though the capacity is not reached: files are dropped as if it were, and
+// what the disk holds is the capacity (StoreStats says so) until there is more. But whoever else
+// fills the disk would take that room too, so that no more is dropped than what one file needs
+// until a file was written, and again in ten minutes while the rest of the disk fills.
 
 #ifndef EMBCACHE_STORAGE_ROCKSDB_STORE_H_
 #define EMBCACHE_STORAGE_ROCKSDB_STORE_H_
@@ -65,8 +68,8 @@ struct RocksDbStoreOptions {
   uint64_t segment_bytes = 0;
   absl::Duration seal_after = absl::Seconds(2);
   // With less than this left on the file system at the start, the store is opened for reading only
-  // until there is more.
-  uint64_t min_free_bytes = uint64_t{32} << 20;
+  // until there is more. Less than what a full disk is left with by this store itself.
+  uint64_t min_free_bytes = uint64_t{512} << 10;
   // 0: 4000, or twice what the capacity holds of full ones. At that number small ones become one.
   uint64_t max_files = 0;
   int max_open_files = 512;
@@ -160,8 +163,32 @@ class RocksDbStore final : public PersistentStore {
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteMeta(bool always) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Recover() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Poison(absl::Status failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void BeginBackoff(const absl::Status& failure) ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<RocksDbHandle> handle() const ABSL_LOCKS_EXCLUDED(mu_);
+  RocksDbSettings HandleSettings() const;
+
+  // rocksdb_store_room.cc
+  struct Shortage {
+    uint64_t by_capacity = 0;  // bytes over it
+    uint64_t by_disk = 0;      // and over what the disk holds
+    uint64_t files = 0;
+    uint64_t in_files = 0;  // bytes
+    uint64_t used = 0;      // in all
+    uint64_t bound = 0;
+    bool drops_work = true;
+  };
+  Shortage MeasureShortage(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t TargetBytesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t FreeBytes() const;
   absl::Status MakeRoom(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
+  bool MayFollow(uint64_t bound, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_);
+  bool LowerBound(const absl::Status& refusal, uint64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status EvictOldest(uint64_t* freed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status ThinOutFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
@@ -180,12 +207,6 @@ class RocksDbStore final : public PersistentStore {
   absl::Status WaitForReaders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status DropDamagedFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status Recover() ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status Poison(absl::Status failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  void BeginBackoff(const absl::Status& failure) ABSL_LOCKS_EXCLUDED(mu_);
-  std::shared_ptr<RocksDbHandle> handle() const ABSL_LOCKS_EXCLUDED(mu_);
-  RocksDbSettings HandleSettings() const;
   void SetDiskBytes() ABSL_LOCKS_EXCLUDED(mu_);
 
   // rocksdb_store_opening.cc
@@ -210,7 +231,7 @@ class RocksDbStore final : public PersistentStore {
   void SetOpenFileLocked(uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const RocksDbStoreOptions options_;
-  const uint64_t segment_bytes_;
+  const uint64_t segment_bytes_;  // as long as the disk holds the capacity
   const uint64_t max_files_;
   const uint64_t reserve_bytes_;
   std::unique_ptr<StoreDirectory> directory_;
@@ -219,6 +240,16 @@ class RocksDbStore final : public PersistentStore {
   std::optional<MetaLog> meta_log_ ABSL_GUARDED_BY(writer_mu_);  // set by Open
   bool poisoned_ ABSL_GUARDED_BY(writer_mu_) = false;
   uint64_t meta_bytes_since_room_ ABSL_GUARDED_BY(writer_mu_) = 0;
+  // Files were dropped, because the disk was full, to write a file of so many bytes; 0: none since
+  // a file was written.
+  uint64_t room_made_for_ ABSL_GUARDED_BY(writer_mu_) = 0;
+  // The disk takes no more than this for now, whatever it says of its free space (a quota).
+  uint64_t refused_at_ ABSL_GUARDED_BY(writer_mu_) = 0;
+  absl::Duration refused_until_ ABSL_GUARDED_BY(writer_mu_) = -absl::InfiniteDuration();
+  // The most that the disk had room for, among the bounds that files were dropped for of late.
+  uint64_t followed_bound_ ABSL_GUARDED_BY(writer_mu_) = 0;
+  absl::Duration followed_since_ ABSL_GUARDED_BY(writer_mu_) = -absl::InfiniteDuration();
+  absl::Duration bound_logged_ ABSL_GUARDED_BY(writer_mu_) = -absl::InfiniteDuration();
 
   mutable absl::Mutex mu_;
   StoreIndex index_ ABSL_GUARDED_BY(mu_);
@@ -236,6 +267,7 @@ class RocksDbStore final : public PersistentStore {
   absl::Duration retry_at_ ABSL_GUARDED_BY(mu_);
   absl::Duration backoff_ ABSL_GUARDED_BY(mu_) = absl::Seconds(1);
   uint64_t disk_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t bound_ ABSL_GUARDED_BY(mu_);  // the capacity, or less where the disk holds less
   uint64_t bytes_written_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t evictions_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t corruptions_ ABSL_GUARDED_BY(mu_) = 0;

@@ -55,7 +55,8 @@ RocksDbStore::RocksDbStore(const RocksDbStoreOptions& options)
     : options_(options),
       segment_bytes_(SegmentBytes(options)),
       max_files_(MaxFiles(options)),
-      reserve_bytes_(ReserveBytes(options)) {}
+      reserve_bytes_(ReserveBytes(options)),
+      bound_(options.capacity_bytes) {}
 
 absl::StatusOr<std::unique_ptr<RocksDbStore>> RocksDbStore::Open(
     const RocksDbStoreOptions& options) {
@@ -123,7 +124,7 @@ absl::Status RocksDbStore::Load() {
   SetDiskBytes();
   if (read_only) {
     (void)Poison(absl::ResourceExhaustedError(
-        absl::StrCat(options_.path, ": can only be read for now, with ", directory_->FreeBytes(),
+        absl::StrCat(options_.path, ": can only be read for now, with ", FreeBytes(),
                      " bytes free (wanted: ", options_.min_free_bytes, ")")));
     return absl::OkStatus();
   }
@@ -203,7 +204,7 @@ std::unique_ptr<RocksDbHandle> RocksDbStore::CreateHandle() {
 absl::StatusOr<std::unique_ptr<RocksDbHandle>> RocksDbStore::OpenHandle(bool* read_only) {
   using Mode = RocksDbHandle::Mode;
   const RocksDbSettings settings = HandleSettings();
-  *read_only = directory_->FreeBytes() < options_.min_free_bytes || !directory_->Prepare().ok();
+  *read_only = FreeBytes() < options_.min_free_bytes || !directory_->Prepare().ok();
   if (!directory_->HasDatabase()) {
     std::unique_ptr<RocksDbHandle> created = *read_only ? nullptr : CreateHandle();
     *read_only = created == nullptr;

@@ -173,10 +173,11 @@ uint64_t StoreDirectory::Bytes() const {
   return total;
 }
 
-uint64_t StoreDirectory::FreeBytes() const {
+std::optional<StoreDirectory::DiskSpace> StoreDirectory::Space() const {
   struct statvfs info;
-  if (statvfs(path_.c_str(), &info) != 0) return 0;
-  return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+  if (statvfs(path_.c_str(), &info) != 0) return std::nullopt;
+  return DiskSpace{.total = static_cast<uint64_t>(info.f_blocks) * info.f_frsize,
+                   .free = static_cast<uint64_t>(info.f_bavail) * info.f_frsize};
 }
 
 bool StoreDirectory::HasDatabase() const {

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -45,8 +46,12 @@ class StoreDirectory {
 
   // Bytes on the disk of everything in the directory, as du counts them.
   uint64_t Bytes() const;
-  // Bytes that can still be written to this file system. 0 when it cannot be told.
-  uint64_t FreeBytes() const;
+  struct DiskSpace {
+    uint64_t total = 0;  // of the file system
+    uint64_t free = 0;   // what can still be written to it
+  };
+  // Nothing when it cannot be told.
+  std::optional<DiskSpace> Space() const;
   // Whether db/ has anything in it, and whether it has what a database begins with.
   bool HasDatabase() const;
   bool HasDatabaseRoot() const;

@@ -94,14 +94,12 @@ StoreIndex::Records::iterator StoreIndex::LoadRecord(Records::iterator hint, Cac
   auto at = records_.try_emplace(hint, std::move(key), entry);
   if (records_.size() > before) {
     payload_bytes_ += entry.payload_bytes;
+    ++entries_in_[entry.file];
     return std::next(at);
   }
   const uint64_t loser = std::min(at->second.generation, entry.generation);
   if (at->second.generation != entry.generation) MakeDirty(at->first, loser);
-  if (entry.generation >= at->second.generation) {
-    payload_bytes_ += entry.payload_bytes - at->second.payload_bytes;
-    at->second = entry;
-  }
+  if (entry.generation >= at->second.generation) SetEntry(at->second, entry);
   return std::next(at);
 }
 
@@ -109,6 +107,7 @@ void StoreIndex::ClearFiles() {
   lost_overflowed_ = lost_overflowed_ || !records_.empty();
   lost_.clear();
   records_.clear();
+  entries_in_.clear();
   payload_bytes_ = 0;
   for (const auto& [key, tombstone] : tombstones_) {
     refused_up_to_ = std::max(refused_up_to_, tombstone.generation);
@@ -138,6 +137,7 @@ absl::Status StoreIndex::Put(const CacheKey& key, const IndexEntry& entry,
   if (at == records_.end()) {
     records_.emplace(key, entry);
     payload_bytes_ += entry.payload_bytes;
+    ++entries_in_[entry.file];
     return absl::OkStatus();
   }
   if (at->second.generation >= entry.generation) {
@@ -147,14 +147,15 @@ absl::Status StoreIndex::Put(const CacheKey& key, const IndexEntry& entry,
   }
   *replaced = at->second;
   if (at->second.file != open_file_) MakeDirty(key, at->second.generation);
-  payload_bytes_ += entry.payload_bytes - at->second.payload_bytes;
-  at->second = entry;
+  SetEntry(at->second, entry);
   return absl::OkStatus();
 }
 
 void StoreIndex::Move(const CacheKey& key, uint64_t file, uint32_t entry) {
   auto at = records_.find(key);
   EMB_CHECK(at != records_.end());
+  CountOut(at->second.file);
+  ++entries_in_[file];
   at->second.file = file;
   at->second.entry = entry;
   at->second.touched = false;
@@ -347,8 +348,22 @@ bool StoreIndex::Hidden(const CacheKey& key, uint64_t model_epoch) const {
   return at != epochs_.end() && model_epoch < at->second.epoch;
 }
 
+void StoreIndex::SetEntry(IndexEntry& at, const IndexEntry& entry) {
+  payload_bytes_ += entry.payload_bytes - at.payload_bytes;
+  CountOut(at.file);
+  ++entries_in_[entry.file];
+  at = entry;
+}
+
+void StoreIndex::CountOut(uint64_t file) {
+  auto at = entries_in_.find(file);
+  EMB_CHECK(at != entries_in_.end());
+  if (--at->second == 0) entries_in_.erase(at);
+}
+
 void StoreIndex::Erase(Records::iterator at) {
   payload_bytes_ -= at->second.payload_bytes;
+  CountOut(at->second.file);
   records_.erase(at);
 }
 

@@ -125,6 +125,11 @@ class StoreIndex {
   std::vector<CacheKey> TakeLost(bool* overflowed);
 
   uint64_t entries() const { return records_.size(); }
+  // How many of them are in this file.
+  uint64_t entries_in(uint64_t file) const {
+    auto at = entries_in_.find(file);
+    return at == entries_in_.end() ? 0 : at->second;
+  }
   uint64_t payload_bytes() const { return payload_bytes_; }
   uint64_t max_generation() const { return max_generation_; }
   size_t tombstones() const { return tombstones_.size(); }
@@ -156,6 +161,8 @@ class StoreIndex {
   // Returns where the next key would be, if it is greater.
   Records::iterator LoadRecord(Records::iterator hint, CacheKey key, const IndexEntry& entry);
   bool Hidden(const CacheKey& key, uint64_t model_epoch) const;
+  void SetEntry(IndexEntry& at, const IndexEntry& entry);
+  void CountOut(uint64_t file);
   void Erase(Records::iterator at);
   // Erases what nobody asked to be removed.
   void Lose(Records::iterator at);
@@ -164,6 +171,7 @@ class StoreIndex {
   void SetState(const CacheKey& key, Tombstone& tombstone, TombstoneState state);
 
   Records records_;
+  absl::flat_hash_map<uint64_t, uint64_t> entries_in_;  // by file; none of 0
   std::vector<CacheKey> lost_;
   bool lost_overflowed_ = false;
   uint64_t payload_bytes_ = 0;

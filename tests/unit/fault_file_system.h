@@ -12,6 +12,7 @@
 #include <rocksdb/file_system.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,6 +48,23 @@ class FaultFileSystem : public rocksdb::FileSystemWrapper {
   void Heal() {
     absl::MutexLock lock(&mu_);
     fault_.reset();
+  }
+  // From now on no more fits into the files of `directory` than `bytes` in all, though the file
+  // system says that it has room. 0: as much as it likes.
+  void SetQuota(const std::string& directory, uint64_t bytes) {
+    absl::MutexLock lock(&mu_);
+    quota_directory_ = directory;
+    quota_bytes_ = bytes;
+  }
+  rocksdb::IOStatus Charge(uint64_t bytes, const std::string& path) {
+    absl::MutexLock lock(&mu_);
+    if (quota_bytes_ == 0) return rocksdb::IOStatus::OK();
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(quota_directory_)) {
+      if (!entry.is_regular_file()) continue;
+      bytes += entry.file_size() / entry.hard_link_count();
+    }
+    if (bytes <= quota_bytes_) return rocksdb::IOStatus::OK();
+    return rocksdb::IOStatus::IOError("Disk quota exceeded", path);
   }
   // Since the last Arm.
   uint64_t failed() const {
@@ -134,6 +152,8 @@ class FaultFileSystem : public rocksdb::FileSystemWrapper {
  private:
   mutable absl::Mutex mu_;
   std::optional<DiskFault> fault_ ABSL_GUARDED_BY(mu_);
+  std::string quota_directory_ ABSL_GUARDED_BY(mu_);
+  uint64_t quota_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t seen_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t failed_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t operations_ ABSL_GUARDED_BY(mu_) = 0;
@@ -150,6 +170,7 @@ class FaultWritableFile : public rocksdb::FSWritableFileOwnerWrapper {
   rocksdb::IOStatus Append(const rocksdb::Slice& data, const rocksdb::IOOptions& options,
                            rocksdb::IODebugContext* debug) override {
     rocksdb::IOStatus status = disk_->Next(DiskOp::kAppend, name_);
+    if (status.ok()) status = disk_->Charge(data.size(), name_);
     if (status.ok()) return target()->Append(data, options, debug);
     target()->Append({data.data(), data.size() / 2}, options, debug).PermitUncheckedError();
     return status;

@@ -463,54 +463,111 @@ TEST_F(RocksDbStoreFaultTest, AReadThatFailsOnceIsTriedAgainByKey) {
   EXPECT_EQ(store_->GetStats().corruptions, 0);
 }
 
-TEST_F(RocksDbStoreFaultTest, RecordsOfAllSizesAreFoundAtTheirPositions) {
-  fs::create_directory(options_.path);
-  RocksDbSettings settings;
-  settings.path = options_.path + "/db";
-  settings.capacity_bytes = kMinStoreBytes;
-  auto handle = RocksDbHandle::Open(settings, RocksDbHandle::Mode::kCreate);
-  ASSERT_TRUE(handle.ok()) << handle.status();
-  PendingSegment segment(1);
-  std::vector<TestRecord> records;
-  std::vector<uint64_t> sizes(60, 40);  // several restart points in a block
-  for (uint64_t bytes : {uint64_t{1}, uint64_t{7000}, kChunkBytes - 1, kChunkBytes, kChunkBytes + 1,
-                         2 * kChunkBytes, 3 * kChunkBytes + 100, 4 * kChunkBytes + 20'000}) {
-    sizes.insert(sizes.end(), {bytes, 40, 200});
+// Records of all sizes in one file, each with the index entry that finds it.
+class RocksDbHandlePositionTest : public RocksDbStoreFixture,
+                                  public testing::WithParamInterface<bool> {
+ protected:
+  static bool direct() { return GetParam(); }
+
+  void SetUp() override {
+    fs::create_directory(options_.path);
+    if (direct()) {
+      const int fd =
+          open((options_.path + "/x").c_str(), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
+      if (fd < 0) GTEST_SKIP() << "the file system knows no O_DIRECT";
+      close(fd);
+    }
+    RocksDbSettings settings;
+    settings.path = options_.path + "/db";
+    settings.capacity_bytes = kMinStoreBytes;
+    settings.direct_reads = direct();
+    auto handle = RocksDbHandle::Open(settings, RocksDbHandle::Mode::kCreate);
+    ASSERT_TRUE(handle.ok()) << handle.status();
+    handle_ = *std::move(handle);
+    PendingSegment segment(1);
+    std::vector<uint64_t> sizes(60, 40);  // several restart points in a block
+    for (uint64_t bytes :
+         {uint64_t{1}, uint64_t{7000}, kChunkBytes - 1, kChunkBytes, kChunkBytes + 1,
+          2 * kChunkBytes, 3 * kChunkBytes + 100, 4 * kChunkBytes + 20'000}) {
+      sizes.insert(sizes.end(), {bytes, 40, 200});
+    }
+    for (uint64_t bytes : sizes) {
+      const uint64_t number = records_.size() + 1;
+      records_.push_back(MakeRecord(TestKey(absl::StrCat(number)), bytes, number));
+      auto pending = std::make_shared<PendingRecord>();
+      pending->record = records_.back().stored;
+      pending->hash = HashPayload(records_.back().payload.data(), bytes);
+      pending->header = EncodeHeader(pending->record, pending->hash);
+      pending->payload = CopyOf(records_.back().payload);
+      segment.Add(std::move(pending));
+    }
+    const std::string staged = options_.path + "/1.sst";
+    const auto written = RocksDbHandle::WriteSegment(settings, staged, segment);
+    ASSERT_TRUE(written.ok()) << written.status();
+    ASSERT_TRUE(handle_->Ingest(staged, segment.number).ok());
+    positions_ = written->positions;
   }
-  for (uint64_t bytes : sizes) {
-    const uint64_t number = records.size() + 1;
-    records.push_back(MakeRecord(TestKey(absl::StrCat(number)), bytes, number));
-    auto pending = std::make_shared<PendingRecord>();
-    pending->record = records.back().stored;
-    pending->hash = HashPayload(records.back().payload.data(), bytes);
-    pending->header = EncodeHeader(pending->record, pending->hash);
-    pending->payload = CopyOf(records.back().payload);
-    segment.Add(std::move(pending));
-  }
-  const std::string staged = options_.path + "/1.sst";
-  const auto written = RocksDbHandle::WriteSegment(settings, staged, segment);
-  ASSERT_TRUE(written.ok()) << written.status();
-  ASSERT_TRUE((*handle)->Ingest(staged, segment.number).ok());
-  for (uint32_t i = 0; i < records.size(); ++i) {
+
+  absl::StatusOr<StoredRecord> Read(uint32_t number, std::string* bytes) {
     IndexEntry at;
-    at.generation = records[i].stored.generation;
-    at.payload_bytes = records[i].payload.size();
+    at.generation = records_[number].stored.generation;
+    at.payload_bytes = records_[number].payload.size();
     at.file = 1;
-    at.entry = i;
-    at.position = written->positions[i];
-    std::string bytes(at.payload_bytes, '\0');
-    const auto read = (*handle)->ReadRecord(records[i].stored.info->key, at, bytes.data());
-    ASSERT_TRUE(read.ok()) << read.status();
-    EXPECT_EQ(bytes, records[i].payload) << i;
+    at.entry = number;
+    at.position = positions_[number];
+    bytes->assign(at.payload_bytes, '\0');
+    return handle_->ReadRecord(records_[number].stored.info->key, at, bytes->data());
   }
-  EXPECT_EQ((*handle)->read_counts().by_position, records.size());
-  EXPECT_EQ((*handle)->read_counts().fallbacks, 0);
-  const auto footer = (*handle)->ReadFooter(1);
+
+  std::unique_ptr<RocksDbHandle> handle_;
+  std::vector<TestRecord> records_;
+  std::vector<RecordPosition> positions_;
+};
+
+TEST_P(RocksDbHandlePositionTest, RecordsOfAllSizesAreFoundAtTheirPositions) {
+  for (int round = 0; round < 2; ++round) {
+    for (uint32_t i = 0; i < records_.size(); ++i) {
+      std::string bytes;
+      const auto read = Read(i, &bytes);
+      ASSERT_TRUE(read.ok()) << read.status();
+      EXPECT_EQ(bytes, records_[i].payload) << i;
+      EXPECT_EQ(read->generation, records_[i].stored.generation);
+    }
+  }
+  EXPECT_EQ(handle_->read_counts().by_position, 2 * records_.size());
+  EXPECT_EQ(handle_->read_counts().fallbacks, 0);
+  const auto footer = handle_->ReadFooter(1);
   ASSERT_TRUE(footer.ok());
-  for (uint32_t i = 0; i < records.size(); ++i) {
-    EXPECT_EQ((*footer)[i].position, written->positions[i]);
+  for (uint32_t i = 0; i < records_.size(); ++i) {
+    EXPECT_EQ((*footer)[i].position, positions_[i]);
   }
 }
+
+TEST_P(RocksDbHandlePositionTest, WhatIsDamagedOrMissingIsFoundOutAndTheOthersAreRead) {
+  const auto last = static_cast<uint32_t>(records_.size() - 3);  // of 4 MiB and more
+  const auto tables = FilesOf(options_.path, "", ".sst");
+  ASSERT_EQ(tables.size(), 1);
+  std::string bytes;
+  for (uint64_t at : {uint64_t{0}, uint64_t{200}, kChunkBytes + 500, 4 * kChunkBytes + 10'000}) {
+    std::fstream file(tables[0], std::ios::in | std::ios::out | std::ios::binary);
+    const auto place = static_cast<std::streamoff>(positions_[last].header + at);
+    file.seekg(place);
+    const int before = file.get();
+    file.seekp(place);
+    file.put(static_cast<char>(before ^ 1)).flush();
+    EXPECT_TRUE(absl::IsDataLoss(Read(last, &bytes).status())) << at;
+    file.seekp(place);
+    file.put(static_cast<char>(before)).flush();
+    EXPECT_TRUE(Read(last, &bytes).ok()) << at;
+    EXPECT_EQ(bytes, records_[last].payload);
+  }
+  fs::resize_file(tables[0], positions_[last].header + 3 * kChunkBytes);
+  EXPECT_TRUE(absl::IsDataLoss(Read(last, &bytes).status()));
+  EXPECT_TRUE(Read(0, &bytes).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(, RocksDbHandlePositionTest, testing::Bool(),
+                         [](const auto& how) { return how.param ? "Direct" : "Buffered"; });
 
 // RocksDB ends the process on some damaged blocks unless it verifies them first.
 TEST_F(RocksDbStoreFaultTest, WhicheverBitOfARecordFlipsOnTheWayTheRecordIsDamagedOrRight) {

@@ -189,7 +189,7 @@ TEST_F(RocksDbStoreFullDiskTest, WhereverTheDiskFailsNothingWrongIsReturnedAndIt
         ExpectOnlyRightBytes(*store_, 30);
       }
     }
-    clock_.Advance(absl::Seconds(11));
+    clock_.Advance(absl::Minutes(1));
     for (int i = 0; i < 30; ++i) {
       const CacheKey key = TestKey(absl::StrCat(++generation % 30));
       absl::Status put = PutRecord(*store_, MakeRecord(key, 150'000, generation));

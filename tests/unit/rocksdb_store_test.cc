@@ -311,6 +311,25 @@ TEST_F(RocksDbStoreTest, WhatIsReadOftenOutlivesItsFile) {
   EXPECT_FALSE(store_->Find(TestKey("2")).has_value());
 }
 
+TEST_F(RocksDbStoreTest, AFileThatHoldsNothingAnyMoreGoesBeforeTheOldest) {
+  Open();
+  uint64_t generation = 0;
+  const auto put = [&](const CacheKey& key) {
+    ASSERT_TRUE(PutRecord(*store_, MakeRecord(key, 1'000'000, ++generation)).ok());
+    ASSERT_TRUE(store_->Flush().ok());
+  };
+  put(TestKey("oldest"));
+  for (int i = 0; i < 8; ++i) put(TestKey(absl::StrCat("dead", i), "m"));
+  for (int i = 0; i < 4; ++i) put(TestKey(absl::StrCat("live", i)));
+  ASSERT_TRUE(store_->SetModelEpoch("m", 1).ok());
+  for (int i = 0; i < 8; ++i) put(TestKey(absl::StrCat("new", i)));
+  EXPECT_EQ(store_->GetStats().evictions, 0);
+  EXPECT_EQ(store_->GetStats().entries, 13);
+  Reopen();
+  EXPECT_EQ(store_->GetStats().entries, 13);
+  EXPECT_EQ(ReadPayload(*store_, TestKey("oldest")), TestBytes(1'000'000, 1));
+}
+
 TEST_F(RocksDbStoreTest, KeepsTheNumberOfFilesBoundedAndLosesNothingForIt) {
   options_.max_files = 10;
   Open();

@@ -33,6 +33,26 @@ TEST_F(StoreIndexTest, ForgettingWhatIsOnDiskHasToBeWritten) {
   EXPECT_FALSE(index_.has_dirty());
 }
 
+TEST_F(StoreIndexTest, CountsTheEntriesOfEachFile) {
+  const auto counts = [this] {
+    return std::vector<uint64_t>{index_.entries_in(3), index_.entries_in(4), index_.entries_in(5)};
+  };
+  index_.LoadRecords({{TestKey("a"), Place(1, 3)}, {TestKey("b"), Place(2, 3)}});
+  index_.LoadRecords({{TestKey("a"), Place(3, 4)}, {TestKey("c"), Place(4, 4)}});
+  EXPECT_EQ(counts(), (std::vector<uint64_t>{1, 2, 0}));
+  ASSERT_TRUE(Put("c", Place(5, 5)).ok());
+  ASSERT_TRUE(Put("d", Place(6, 5)).ok());
+  EXPECT_EQ(counts(), (std::vector<uint64_t>{1, 1, 2}));
+  index_.Move(TestKey("b"), 5, 2);
+  EXPECT_EQ(counts(), (std::vector<uint64_t>{0, 1, 3}));
+  index_.Forget(TestKey("a"), 3);
+  index_.ErasePlace(TestKey("d"), 5, 0);
+  EXPECT_EQ(counts(), (std::vector<uint64_t>{0, 0, 2}));
+  index_.RaiseEpoch("model", 1);
+  EXPECT_EQ(index_.EraseHidden("model", 10).size(), 2);
+  EXPECT_EQ(counts(), (std::vector<uint64_t>{0, 0, 0}));
+}
+
 TEST_F(StoreIndexTest, ForgettingWhatIsInRamOnlyHasNot) {
   ASSERT_TRUE(Put("k", Place(1, 5)).ok());
   index_.Forget(TestKey("k"), 1);
