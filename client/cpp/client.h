@@ -24,7 +24,8 @@
 //
 // Device memory (CUDA): a client with ClientOptions::device_memory gets entries where they lie on
 // the cache's device, by device pointer, and can reserve memory there. Everything that a stream of
-// its own does with them, the caller synchronises: before Commit, and before a lease ends. The
+// its own does with them, the caller synchronises: before Commit, PutDevice and PutExported, and
+// before a lease ends. The
 // memory is opened once in a process, when the first pointer is asked for, in the device's primary
 // context (that of the runtime library and of frameworks), and closed when the session is lost and
 // no lease of it is left. Nothing here includes or links CUDA; the driver is loaded when a client
@@ -105,6 +106,13 @@ struct PutOptions {
   Place place = Place::kHost;                 // of the memory that Reserve gives
 };
 
+// Bytes in device memory of the caller's own process, from a CUdeviceptr or a pointer of the
+// runtime library's on.
+struct DeviceBytes {
+  uint64_t pointer = 0;
+  uint64_t bytes = 0;
+};
+
 // What a get expects of an entry; parts left empty are not compared. An entry that differs is
 // removed and answered as a miss.
 struct Expectation {
@@ -182,6 +190,9 @@ class Reservation {
   // Copies the whole of tensors()[index] into place: faster than memcpy for large ones, for it
   // leaves the processor's caches alone. INVALID_ARGUMENT unless `data` has exactly its size.
   absl::Status Write(size_t index, Bytes data);
+  // The same out of device memory, into device or host memory as the reservation is; ended when it
+  // returns. See Client::PutDevice.
+  absl::Status WriteDevice(size_t index, DeviceBytes data);
   bool valid() const;
 
   // Makes the entry visible. The reservation is over, whatever the answer, except after
@@ -319,6 +330,20 @@ class Client {
   // Copies `data` (one view per tensor, empty for absent ones) into the cache.
   absl::Status Put(const Key& key, const std::vector<TensorSpec>& tensors,
                    absl::Span<const Bytes> data, const PutOptions& options = {});
+  // Copies out of the caller's own device memory (one range per tensor, empty for absent ones),
+  // into device memory where this client has the cache's, else into host memory; options.place is
+  // not looked at. Whatever writes the ranges must have ended before the call: an event or a stream
+  // waited for. They are free again when it returns. FAILED_PRECONDITION: the bytes are on another
+  // device than the cache's memory, or what the driver says; INVALID_ARGUMENT: no address in device
+  // memory, or a range of the wrong size. Any client may call it; the driver is loaded then.
+  absl::Status PutDevice(const Key& key, const std::vector<TensorSpec>& tensors,
+                         absl::Span<const DeviceBytes> data, const PutOptions& options = {});
+  // The same, but the daemon copies, on a stream of this session's in its own process: all tensors,
+  // one after another without padding, in one range. FAILED_PRECONDITION also for memory that CUDA
+  // IPC cannot hand over (memory pools, PyTorch's expandable_segments) and where the daemon uses no
+  // device. DEADLINE_EXCEEDED when the copy takes over 10 s; the range must then stay as it is.
+  absl::Status PutExported(const Key& key, const std::vector<TensorSpec>& tensors, DeviceBytes data,
+                           const PutOptions& options = {});
   // For writing in place.
   absl::StatusOr<Reservation> Reserve(const Key& key, const std::vector<TensorSpec>& tensors,
                                       const PutOptions& options = {});

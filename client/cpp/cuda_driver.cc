@@ -16,6 +16,7 @@ namespace {
 constexpr char kLibrary[] = "libcuda.so.1";
 constexpr int kInvalidContext = 201;
 constexpr unsigned int kLazyEnablePeerAccess = 1;
+constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 // "GPU-01234567-89ab-..."
 std::string FormatUuid(absl::string_view bytes) {
@@ -69,6 +70,13 @@ absl::StatusOr<CudaDriver*> CudaDriver::Load() {
   status.Update(find("cuCtxPopCurrent_v2", &driver->pop_context_));
   status.Update(find("cuIpcOpenMemHandle_v2", &driver->open_memory_));
   status.Update(find("cuIpcCloseMemHandle", &driver->close_memory_));
+  status.Update(find("cuDevicePrimaryCtxGetState", &driver->context_state_));
+  status.Update(find("cuPointerGetAttribute", &driver->pointer_attribute_));
+  status.Update(find("cuMemGetAddressRange_v2", &driver->address_range_));
+  status.Update(find("cuIpcGetMemHandle", &driver->export_memory_));
+  status.Update(find("cuMemcpyDtoD_v2", &driver->copy_on_device_));
+  status.Update(find("cuMemcpyDtoH_v2", &driver->copy_to_host_));
+  status.Update(find("cuStreamSynchronize", &driver->synchronize_stream_));
   if (status.ok()) status = driver->Initialise();
   if (!status.ok()) return status;
   return driver.release();
@@ -140,6 +148,92 @@ void CudaDriver::CloseMemory(Context context, uint64_t address) const {
   close_memory_(address);
   Context popped = nullptr;
   pop_context_(&popped);
+}
+
+// --- Memory of this process ----------------------------------------------------------------------
+
+// A device's primary context, current in the calling thread.
+class CudaDriver::Current {
+ public:
+  Current(const CudaDriver* driver, int device) : driver_(driver), device_(device) {
+    Context context = nullptr;
+    status_ =
+        driver_->ToStatus(driver_->retain_context_(&context, device_), "cuDevicePrimaryCtxRetain");
+    if (!status_.ok()) return;
+    status_ = driver_->ToStatus(driver_->push_context_(context), "cuCtxPushCurrent");
+    if (!status_.ok()) driver_->release_context_(device_);
+  }
+  ~Current() {
+    if (!status_.ok()) return;
+    Context popped = nullptr;
+    driver_->pop_context_(&popped);
+    driver_->release_context_(device_);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const CudaDriver* const driver_;
+  const int device_;
+  absl::Status status_;
+};
+
+absl::StatusOr<int> CudaDriver::DeviceAt(uint64_t address) const {
+  for (int device = 0; device < static_cast<int>(device_uuids_.size()); ++device) {
+    // Where the process has memory it has a context; on other devices none shall be made.
+    unsigned int flags = 0;
+    int active = 0;
+    absl::Status status =
+        ToStatus(context_state_(device, &flags, &active), "cuDevicePrimaryCtxGetState");
+    if (!status.ok()) return status;
+    if (active == 0) continue;
+    const Current current(this, device);
+    if (!current.status().ok()) return current.status();
+    int found = -1;
+    if (pointer_attribute_(&found, kDeviceOrdinal, address) == 0) return found;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("0x", absl::Hex(address), " is no address of this process's device memory"));
+}
+
+absl::Status CudaDriver::CopyOnDevice(int device, uint64_t to, uint64_t from,
+                                      uint64_t bytes) const {
+  const Current current(this, device);
+  absl::Status status = current.status();
+  if (status.ok()) status = ToStatus(copy_on_device_(to, from, bytes), "cuMemcpyDtoD");
+  // Such a copy returns before it has ended.
+  if (status.ok()) status = ToStatus(synchronize_stream_(nullptr), "cuStreamSynchronize");
+  return status;
+}
+
+absl::Status CudaDriver::CopyToHost(int device, void* to, uint64_t from, uint64_t bytes) const {
+  const Current current(this, device);
+  absl::Status status = current.status();
+  if (status.ok()) status = ToStatus(copy_to_host_(to, from, bytes), "cuMemcpyDtoH");
+  if (status.ok()) status = ToStatus(synchronize_stream_(nullptr), "cuStreamSynchronize");
+  return status;
+}
+
+absl::StatusOr<CudaDriver::Exported> CudaDriver::Export(int device, uint64_t address) const {
+  const Current current(this, device);
+  if (!current.status().ok()) return current.status();
+  Exported exported;
+  uint64_t base = 0;
+  size_t size = 0;
+  absl::Status status = ToStatus(address_range_(&base, &size, address), "cuMemGetAddressRange");
+  if (status.ok()) {
+    status = ToStatus(export_memory_(&exported.handle, address), "cuIpcGetMemHandle");
+  }
+  if (!status.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this memory cannot be handed to another process: it comes from a memory pool, or from "
+        "PyTorch with expandable_segments; PutDevice copies it in this one (",
+        status.message(), ")"));
+  }
+  exported.offset = address - base;
+  return exported;
 }
 
 }  // namespace embcache::client::internal

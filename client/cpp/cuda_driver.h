@@ -43,7 +43,23 @@ class CudaDriver {
   absl::StatusOr<uint64_t> OpenMemory(Context context, const CudaIpcHandle& handle) const;
   void CloseMemory(Context context, uint64_t address) const;
 
+  // Memory of this process's own, allocated by anybody in it. A device is its place in
+  // device_uuids().
+  //
+  // INVALID_ARGUMENT: it is nowhere on a device.
+  absl::StatusOr<int> DeviceAt(uint64_t address) const;
+  // Complete when they return. Both addresses are of `device`; or `to` is host memory.
+  absl::Status CopyOnDevice(int device, uint64_t to, uint64_t from, uint64_t bytes) const;
+  absl::Status CopyToHost(int device, void* to, uint64_t from, uint64_t bytes) const;
+  // For another process. FAILED_PRECONDITION: memory that cannot be exported; says what can.
+  struct Exported {
+    CudaIpcHandle handle;  // of the allocation
+    uint64_t offset = 0;   // of the address in it
+  };
+  absl::StatusOr<Exported> Export(int device, uint64_t address) const;
+
  private:
+  class Current;
   struct Uuid {
     unsigned char bytes[16];
   };
@@ -66,6 +82,13 @@ class CudaDriver {
   int (*pop_context_)(Context*) = nullptr;
   int (*open_memory_)(uint64_t*, CudaIpcHandle, unsigned int) = nullptr;
   int (*close_memory_)(uint64_t) = nullptr;
+  int (*context_state_)(int, unsigned int*, int*) = nullptr;
+  int (*pointer_attribute_)(void*, int, uint64_t) = nullptr;
+  int (*address_range_)(uint64_t*, size_t*, uint64_t) = nullptr;
+  int (*export_memory_)(CudaIpcHandle*, uint64_t) = nullptr;
+  int (*copy_on_device_)(uint64_t, uint64_t, size_t) = nullptr;
+  int (*copy_to_host_)(void*, uint64_t, size_t) = nullptr;
+  int (*synchronize_stream_)(void*) = nullptr;
 };
 
 }  // namespace embcache::client::internal

@@ -83,6 +83,13 @@ TEST_F(ClientDeviceMemory, AHitAfterTheFirstMakesNoDriverCallInClientOrDaemon) {
   EXPECT_EQ(fakecuda_calls(daemon_.pid(), nullptr), there);
 }
 
+TEST_F(ClientDeviceMemory, AHitOnTheDeviceTakesNoCall) {
+  const auto client = Connect();
+  PutOnDevice(*client, MakeKey(1), "embedding");
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(OnDevice(MustGet(*client, MakeKey(1))), "embedding");
+  EXPECT_EQ(json::parse(*client->StatsJson())["fast_hits"], 10);
+}
+
 TEST_F(ClientDeviceMemory, TwoClientsOfAProcessOpenASegmentOnceAndCloseItAtTheEnd) {
   auto first = Connect();
   auto second = Connect();

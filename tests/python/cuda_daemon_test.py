@@ -13,6 +13,7 @@ from fake_cuda import FakeCuda, Interface
 
 import embcache
 from embcache import CudaTensorView, TensorSpec
+from embcache._fast_index import library
 
 MIB = 1 << 20
 FLAGS = ("--device=cuda:0", "--l1-capacity=16MiB", "--l2-capacity=16MiB", "--drain-timeout=1s")
@@ -76,6 +77,67 @@ def test_a_get_after_the_first_makes_no_driver_call_in_client_or_daemon(
             assert hit["data"].device_pointer
     assert fake.calls() == in_client
     assert fake.calls(pid=daemon.pid) == in_daemon
+
+
+def _leases(client: embcache.Client) -> int:
+    return int(client.stats()["leases"])
+
+
+@pytest.mark.skipif(library is None, reason="libembcache_fast was not built")
+def test_a_hit_on_the_device_takes_no_call_and_its_view_holds_the_pin(
+    fake: FakeCuda, client: embcache.Client, key: embcache.Key
+) -> None:
+    client.put(
+        key,
+        {"x": on_device(fake, b"embedding!", (5, 2), "|u1"), "none": None},
+        metadata={"grid": b"5 2"},
+        encode_cost=0.5,
+    )
+    hit = client.get(key)
+    assert client.stats()["fast_hits"] == 1
+    assert (hit.tier, hit.metadata, hit.encode_cost) == (embcache.Tier.L1, {"grid": b"5 2"}, 0.5)
+    assert hit.tensors["none"] is None
+    view = hit["x"]
+    assert isinstance(view, CudaTensorView)
+    assert view.__dlpack_device__() == (2, 0)
+    assert view.__cuda_array_interface__["data"][0] == view.device_pointer
+    assert client.get(key, place="device")["x"].device_pointer == view.device_pointer
+    capsule = view.__dlpack__()
+    del hit, view
+    gc.collect()
+    until(lambda: _leases(client) == 1)
+    client.delete(key)
+    assert _leases(client) == 1, "what was made of the view still holds the entry"
+    del capsule
+    gc.collect()
+    assert _leases(client) == 0
+
+
+@pytest.mark.skipif(library is None, reason="libembcache_fast was not built")
+def test_a_hit_on_the_device_is_shared(
+    fake: FakeCuda, daemon: Daemon, client: embcache.Client, key: embcache.Key
+) -> None:
+    client.put(key, on_device(fake, b"embedding", (9,), "|u1"))
+    with embcache.Client(daemon.directory, strict=True, device_memory=True) as other:
+        (adopted,) = other.adopt(client.share([client.get(key)]))
+        assert client.stats()["fast_hits"] == 1
+        assert adopted["data"].tobytes() == b"embedding"
+
+
+def test_memory_that_cannot_be_opened_is_an_error_with_the_drivers_words(
+    fake: FakeCuda, daemon: Daemon, key: embcache.Key
+) -> None:
+    with embcache.Client(daemon.directory, strict=True, device_memory=True) as writer:
+        writer.put(key, on_device(fake, b"embedding", (9,), "|u1"))
+    gc.collect()
+    until(lambda: fake.open_imports() == 0)
+    with embcache.Client(daemon.directory, strict=True, device_memory=True) as client:
+        fake.fail("cuIpcOpenMemHandle", 205, times=2)  # the hit without a call, and the call
+        with pytest.raises(embcache.CacheError, match="CUDA_ERROR_MAP_FAILED"):
+            client.get(key)
+        gc.collect()
+        until(lambda: _leases(client) == 0)
+        assert client.get(key)["data"].tobytes() == b"embedding"
 
 
 def test_two_clients_of_a_process_open_the_memory_once_and_close_it_at_the_end(

@@ -86,6 +86,11 @@ class FakeCuda:
     def set_vram(self, nbytes: int) -> None:
         self._cuda.fakecuda_set_vram(0, ctypes.c_uint64(nbytes))
 
+    def fail(self, function: str, code: int, times: int = 1) -> None:
+        """The next calls of this process fail."""
+        for _ in range(times):
+            assert self._cuda.fakecuda_fail(os.getpid(), function.encode(), 1, code) == 0
+
     def set_exportable(self, exportable: bool) -> None:
         self._cuda.fakecuda_set_exportable(int(exportable))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from embcache._fast_index import FastIndex, library
 from embcache._pin import Pin
+from embcache.cuda import CudaTensorView
 from embcache.dtypes import DType
 from embcache.errors import CacheError
 from embcache.hit import Expect, Hit, Tier
@@ -20,6 +21,7 @@ from embcache.keys import Key
 from embcache.tensors import TensorSpec, TensorView
 
 if TYPE_CHECKING:
+    from embcache import _cuda
     from embcache._session import Session
 
 _PIN_BITS = 10
@@ -96,8 +98,8 @@ class FastPin(Pin):
         self.session = session
         self._handle = handle
         self._number = number
-        self.address = known.address
-        self.device = None  # entries in device memory are left to the daemon
+        self.address = known.address  # in device memory: from the start of the segment
+        self.device: _cuda.Segment | None = None
         self.nbytes = known.nbytes
         self.expires = math.inf
         self.lease: Pin | None = None  # a second pin, which can be shared
@@ -114,10 +116,13 @@ class FastPin(Pin):
 
 
 class _Known:
-    """What an entry says."""
+    """What an entry says. `address` is in this process, or in device memory from the start of
+    `segment`, which is looked up at each hit: what is kept here must not keep it open."""
 
     __slots__ = (
         "address",
+        "on_device",
+        "segment",
         "nbytes",
         "generation",
         "tier",
@@ -135,6 +140,10 @@ class _Known:
         self.address = session.address_of(
             blob.segment, blob.segment_generation, blob.offset, blob.bytes
         )
+        self.segment: int = blob.segment
+        self.on_device = self.address == 0
+        if self.on_device:
+            self.address = blob.offset
         self.nbytes: int = blob.bytes
         self.generation: int = blob.generation
         self.tier = Tier(blob.tier)
@@ -192,13 +201,20 @@ def get(session: Session, key: Key, expect: Expect | Sequence[Expect] | None) ->
     pin = FastPin(session, fast.handle, number, known)
     if not session.connected or (expect is not None and not known.meets(expect)):
         return None
+    if known.on_device and not _open(session, pin, known.segment):
+        return None
     if not at_once and not library.embcache_fast_touch(fast.handle, publication):
         return None
+    device, address = pin.device, pin.address
     hit = Hit(
         pin,
         key,
         {
-            name: TensorView(spec, pin, known.address + offset, True) if spec is not None else None
+            name: None
+            if spec is None
+            else TensorView(spec, pin, address + offset, True)
+            if device is None
+            else CudaTensorView(spec, pin, device, address + offset)
             for name, spec, offset in known.tensors
         },
         known.generation,
@@ -209,13 +225,25 @@ def get(session: Session, key: Key, expect: Expect | Sequence[Expect] | None) ->
     return hit
 
 
+def _open(session: Session, pin: FastPin, segment: int) -> bool:
+    """From here on the pin knows where it is, and keeps the segment open. False: the memory is not,
+    and cannot be opened; by call the caller is told why."""
+    device = session.device_segment(segment)
+    if device is None:
+        return False
+    try:
+        pin.address += device.address
+    except CacheError:
+        return False
+    pin.device = device
+    return True
+
+
 def _read(session: Session, fast: FastIndex, number: int) -> _Known | None:
     """What a pinned entry says; None when it is nothing that this client can show."""
     try:
         known = _Known(session, library.embcache_fast_entry(fast.handle, number & _PIN_MASK))
     except (CacheError, ValueError):
-        return None
-    if known.address == 0:
         return None
     if len(fast.known) >= _MAX_KNOWN:
         fast.known.clear()

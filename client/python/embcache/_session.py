@@ -243,10 +243,14 @@ class Session:
         )
         if address != 0:
             return Place(address, None)
-        device = self._device.get(location.segment)
+        device = self.device_segment(location.segment)
         if device is None:
             raise Unavailable("the connection to the daemon was lost during the call")
         return Place(device.address + location.offset, device)
+
+    def device_segment(self, number: int) -> _cuda.Segment | None:
+        """None once the session is lost."""
+        return self._device.get(number)
 
     def address_of(self, number: int, generation: int, offset: int, nbytes: int) -> int:
         """The address of a place in this process; 0 when it is in device memory."""
