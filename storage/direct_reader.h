@@ -38,7 +38,8 @@ class DirectReader {
 
  private:
   static constexpr uint64_t kAlignment = 4096;
-  static constexpr uint64_t kPieceBytes = uint64_t{512} << 10;
+  // A record of n MiB with its header has n pieces. Each one costs a wake-up.
+  static constexpr uint64_t kPieceBytes = uint64_t{1088} << 10;
   static constexpr uint64_t kDepth = 4;
 
   struct Free {

@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -22,12 +24,16 @@ absl::Status WriteAll(int fd, absl::string_view bytes, absl::string_view name) {
 }
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
+  return ReadFileBegin(path, std::numeric_limits<size_t>::max());
+}
+
+absl::StatusOr<std::string> ReadFileBegin(const std::string& path, size_t most) {
   ScopedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (fd.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("open ", path));
   std::string text;
   char piece[64 * 1024];
   for (;;) {
-    const ssize_t got = read(fd.get(), piece, sizeof(piece));
+    const ssize_t got = read(fd.get(), piece, std::min(sizeof(piece), most - text.size()));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return absl::ErrnoToStatus(errno, absl::StrCat("read ", path));
     if (got == 0) return text;

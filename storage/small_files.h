@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -35,6 +36,8 @@ class ScopedFd {
 absl::Status WriteAll(int fd, absl::string_view bytes, absl::string_view name);
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
+// At most the first `most` bytes.
+absl::StatusOr<std::string> ReadFileBegin(const std::string& path, size_t most);
 
 // Makes `path` a file of exactly `bytes`, durably: after a crash at any moment it is the old file
 // or the new one, whole. `draft` is a name in the same folder to write it under first. Returns a

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -27,6 +28,7 @@ namespace fs = std::filesystem;
 constexpr absl::string_view kLockName = "/LOCK.embcache";
 constexpr absl::string_view kFormatName = "/FORMAT";
 constexpr absl::string_view kFormatWord = "embcache-l3 ";
+constexpr size_t kMostFormatBytes = 64;
 
 absl::Status MakeDirectory(const std::string& path) {
   if (mkdir(path.c_str(), 0750) != 0 && errno != EEXIST) {
@@ -76,20 +78,26 @@ absl::Status WriteFormat(const std::string& directory) {
 // this program knows. UNAVAILABLE: it cannot be read.
 absl::StatusOr<int> ReadFormat(const std::string& directory) {
   const std::string path = absl::StrCat(directory, kFormatName);
-  absl::StatusOr<std::string> text = ReadWholeFile(path);
+  absl::StatusOr<std::string> text = ReadFileBegin(path, kMostFormatBytes + 1);
   if (absl::IsNotFound(text.status())) return text.status();
   if (!text.ok()) return Passing(text.status());
   absl::string_view version = *text;
   int number = 0;
-  if (!absl::ConsumePrefix(&version, kFormatWord) || !absl::ConsumeSuffix(&version, "\n") ||
-      !absl::SimpleAtoi(version, &number) || number < kOldestL3FormatVersion ||
-      number > kL3FormatVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        path, ": \"", absl::StripSuffix(*text, "\n"), "\" is not a version this program knows (",
-        kFormatWord, kOldestL3FormatVersion, " to ", kL3FormatVersion,
-        "); move the directory away or choose another"));
+  std::string wrong;
+  if (text->size() > kMostFormatBytes) {
+    wrong = absl::StrCat("is no format file: it has more than ", kMostFormatBytes, " bytes");
+  } else if (!absl::ConsumeSuffix(&version, "\n")) {
+    wrong = absl::StrCat("\"", absl::CEscape(*text),
+                         "\" has no newline at its end: it was cut off, or edited by hand");
+  } else if (!absl::ConsumePrefix(&version, kFormatWord) || !absl::SimpleAtoi(version, &number) ||
+             number < kOldestL3FormatVersion || number > kL3FormatVersion) {
+    wrong = absl::StrCat("\"", absl::CEscape(absl::StripSuffix(*text, "\n")),
+                         "\" is not a version this program knows (", kFormatWord,
+                         kOldestL3FormatVersion, " to ", kL3FormatVersion, ")");
   }
-  return number;
+  if (wrong.empty()) return number;
+  return absl::FailedPreconditionError(
+      absl::StrCat(path, ": ", wrong, "; move the directory away or choose another"));
 }
 
 absl::Status CheckFormat(const std::string& directory) {

@@ -229,6 +229,21 @@ TEST_F(RocksDbStoreTest, AnUnknownFormatIsRefusedAndLeftAlone) {
   EXPECT_TRUE(store_->Find(TestKey("k")).has_value());
 }
 
+TEST_F(RocksDbStoreTest, AFormatFileThatIsWrongIsRefusedWithWhatIsWrongAndNoMore) {
+  Open();
+  store_ = nullptr;
+  const auto refusal = [this](const std::string& text) {
+    WriteFile(options_.path + "/FORMAT", text);
+    return std::string(RocksDbStore::Open(options_).status().message());
+  };
+  EXPECT_TRUE(absl::StrContains(refusal("embcache-l3 2"), "no newline at its end"));
+  EXPECT_TRUE(absl::StrContains(refusal("embcache-l3 9\n"), "\"embcache-l3 9\" is not a version"));
+  EXPECT_TRUE(absl::StrContains(refusal("\x01\n"), "\"\\001\" is not a version"));
+  const std::string huge = refusal(std::string(10 << 20, 'x'));
+  EXPECT_TRUE(absl::StrContains(huge, "more than 64 bytes")) << huge.substr(0, 500);
+  EXPECT_LT(huge.size(), 500);
+}
+
 TEST_F(RocksDbStoreTest, ADirectoryThatHoldsSomethingElseIsRefused) {
   fs::create_directories(options_.path);
   WriteFile(options_.path + "/thesis.txt", "years of work");
