@@ -76,6 +76,12 @@ void CudaClientCopier::Copy(ClientCopy copy) {
   copy.done(std::move(refused));
 }
 
+absl::Duration CudaClientCopier::LongestWait() const {
+  const absl::Duration now = SystemClock()->MonotonicNow();
+  absl::MutexLock lock(&mu_);
+  return std::max(now - oldest_, absl::ZeroDuration());
+}
+
 // --- The thread ---------------------------------------------------------------------------------
 
 void CudaClientCopier::Run() {
@@ -98,6 +104,7 @@ void CudaClientCopier::Run() {
 
 bool CudaClientCopier::TakeQueued(absl::Duration longest, std::deque<Job>* jobs) {
   absl::MutexLock lock(&mu_);
+  oldest_ = running_.empty() ? absl::InfiniteDuration() : running_.front().started;
   const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return (stopping_ && running_.empty()) || !queue_.empty();
   };
@@ -109,6 +116,7 @@ bool CudaClientCopier::TakeQueued(absl::Duration longest, std::deque<Job>* jobs)
 void CudaClientCopier::Start(Job job) {
   absl::Status started = StartLocal(&job);
   if (started.ok()) {
+    job.started = SystemClock()->MonotonicNow();
     running_.push_back(std::move(job));
   } else if (job.copy.done) {
     job.copy.done(std::move(started));

@@ -43,6 +43,10 @@ class CudaClientCopier {
   // wait), UNAVAILABLE (the device is lost).
   void Copy(ClientCopy copy);
 
+  // How long ago the oldest copy that is under way was started; zero: there is none. When the
+  // context is given up, all of them fail.
+  absl::Duration LongestWait() const;
+
   uint64_t copies() const { return copies_.load(std::memory_order_relaxed); }
 
  private:
@@ -60,6 +64,7 @@ class CudaClientCopier {
   struct Job {
     ClientCopy copy;
     absl::Duration deadline;  // monotonic
+    absl::Duration started;   // monotonic
     CUevent end = nullptr;
     bool told_late = false;
   };
@@ -80,9 +85,10 @@ class CudaClientCopier {
   const std::shared_ptr<CudaContext> context_;
   const absl::Duration timeout_;
 
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   std::deque<Job> queue_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Duration oldest_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();  // start of running_[0]
   std::atomic<uint64_t> copies_ = 0;
 
   // The thread's own.

@@ -83,6 +83,7 @@ CudaContext::CudaContext(std::shared_ptr<const CudaDriver> driver, CUdevice devi
       name_(std::move(name)) {}
 
 CudaContext::~CudaContext() {
+  if (given_up()) return;  // it would wait for what does not end
   // Nobody is left to tell of a failure, and the end of the process releases it too.
   (void)driver_->cuDevicePrimaryCtxRelease_v2(device_);
 }
@@ -92,6 +93,11 @@ absl::Status CudaContext::Check(CUresult result, absl::string_view call) {
   absl::Status status = driver_->ToStatus(result, call);
   if (CudaDriver::IsSticky(result)) MarkLost(status);
   return status;
+}
+
+void CudaContext::GiveUp(absl::string_view why) {
+  given_up_.store(true, std::memory_order_release);
+  MarkLost(absl::DeadlineExceededError(why));
 }
 
 absl::Status CudaContext::lost_status() const {

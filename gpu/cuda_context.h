@@ -42,6 +42,11 @@ class CudaContext {
   absl::Status Check(CUresult result, absl::string_view call);
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   absl::Status lost_status() const;  // OK unless lost
+  // Says that the context is lost although the driver does not: something on the device does not
+  // end. What was started there may still touch its memory and pinned memory, so both stay as they
+  // are to the end of the process.
+  void GiveUp(absl::string_view why);
+  bool given_up() const { return given_up_.load(std::memory_order_acquire); }
   // Called once, when the context is lost; at once if it is.
   void OnLost(absl::AnyInvocable<void(const absl::Status&)> handler);
 
@@ -71,6 +76,7 @@ class CudaContext {
   const std::string uuid_;
   const std::string name_;
   std::atomic<bool> lost_ = false;
+  std::atomic<bool> given_up_ = false;
   mutable absl::Mutex mu_;
   absl::Status lost_status_ ABSL_GUARDED_BY(mu_);
   absl::AnyInvocable<void(const absl::Status&)> on_lost_ ABSL_GUARDED_BY(mu_);

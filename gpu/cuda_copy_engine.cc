@@ -1,5 +1,6 @@
 #include "gpu/cuda_copy_engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "gpu/cuda_memory.h"
@@ -30,15 +31,17 @@ absl::StatusOr<std::unique_ptr<CudaCopyEngine>> CudaCopyEngine::Create(
   auto staging = CudaStaging::Create(context, to_device->get(), to_host->get(), std::move(log));
   if (!staging.ok()) return staging.status();
   return std::unique_ptr<CudaCopyEngine>(
-      new CudaCopyEngine(*std::move(to_device), *std::move(to_host), *std::move(on_device),
-                         *std::move(staging), host_threads));
+      new CudaCopyEngine(std::move(context), *std::move(to_device), *std::move(to_host),
+                         *std::move(on_device), *std::move(staging), host_threads));
 }
 
-CudaCopyEngine::CudaCopyEngine(std::unique_ptr<CudaLane> to_device,
+CudaCopyEngine::CudaCopyEngine(std::shared_ptr<CudaContext> context,
+                               std::unique_ptr<CudaLane> to_device,
                                std::unique_ptr<CudaLane> to_host,
                                std::unique_ptr<CudaLane> on_device,
                                std::unique_ptr<CudaStaging> staging, int host_threads)
-    : to_device_(std::move(to_device)),
+    : context_(std::move(context)),
+      to_device_(std::move(to_device)),
       to_host_(std::move(to_host)),
       on_device_(std::move(on_device)),
       staging_(std::move(staging)),
@@ -53,6 +56,7 @@ void CudaCopyEngine::Copy(const MemorySegment* to, uint64_t to_offset, const Mem
   const CUdeviceptr device_to = DevicePointer(to);
   const CUdeviceptr device_from = DevicePointer(from);
   if (bytes == 0 || (device_to == 0 && device_from == 0)) {
+    if (Fails(bytes, &done)) return;
     host_.Copy(to, to_offset, from, from_offset, bytes, std::move(done));
   } else if (device_from == 0) {
     if (!IsPinned(from)) {
@@ -75,6 +79,7 @@ void CudaCopyEngine::Upload(const MemorySegment* to, uint64_t to_offset, const c
   CheckRange(to, to_offset, bytes);
   const CUdeviceptr device_to = DevicePointer(to);
   if (bytes == 0 || device_to == 0) {
+    if (Fails(bytes, &done)) return;
     host_.Upload(to, to_offset, from, bytes, std::move(done));
   } else {
     staging_->Upload(device_to + to_offset, from, bytes, std::move(done));
@@ -86,10 +91,25 @@ void CudaCopyEngine::Download(char* to, const MemorySegment* from, uint64_t from
   CheckRange(from, from_offset, bytes);
   const CUdeviceptr device_from = DevicePointer(from);
   if (bytes == 0 || device_from == 0) {
+    if (Fails(bytes, &done)) return;
     host_.Download(to, from, from_offset, bytes, std::move(done));
   } else {
     staging_->Download(to, device_from + from_offset, bytes, std::move(done));
   }
+}
+
+bool CudaCopyEngine::Fails(uint64_t bytes, Done* done) {
+  if (bytes == 0 || !context_->given_up()) return false;
+  on_device_->Add({.bytes = bytes, .done = std::move(*done)});  // which only fails copies now
+  return true;
+}
+
+absl::Duration CudaCopyEngine::LongestWait() const {
+  return std::max({to_device_->Waited(), to_host_->Waited(), on_device_->Waited()});
+}
+
+void CudaCopyEngine::Abandon() {
+  for (CudaLane* lane : {to_device_.get(), to_host_.get(), on_device_.get()}) lane->Abandon();
 }
 
 uint64_t CudaCopyEngine::copies() const {

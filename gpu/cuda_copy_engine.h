@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "gpu/cuda_context.h"
 #include "gpu/cuda_lane.h"
 #include "gpu/cuda_staging.h"
@@ -38,15 +39,25 @@ class CudaCopyEngine : public CopyEngine {
   void Download(char* to, const MemorySegment* from, uint64_t from_offset, uint64_t bytes,
                 Done done) override;
 
+  // For how long a copy has been keeping its thread from anything else; zero: none does.
+  absl::Duration LongestWait() const;
+  // Every copy that is not over, or started from now on, fails, those without the device included:
+  // what a copy that does not end was to write may be given to another. REQUIRES: the context is
+  // given up; called once at most.
+  void Abandon();
+
   uint64_t copies() const;  // those that had the device in them and ended well
   uint64_t copied_bytes() const;
   uint64_t failed_copies() const;
 
  private:
-  CudaCopyEngine(std::unique_ptr<CudaLane> to_device, std::unique_ptr<CudaLane> to_host,
-                 std::unique_ptr<CudaLane> on_device, std::unique_ptr<CudaStaging> staging,
-                 int host_threads);
+  CudaCopyEngine(std::shared_ptr<CudaContext> context, std::unique_ptr<CudaLane> to_device,
+                 std::unique_ptr<CudaLane> to_host, std::unique_ptr<CudaLane> on_device,
+                 std::unique_ptr<CudaStaging> staging, int host_threads);
+  // Whether a copy without the device is not to be made any more; it fails then.
+  bool Fails(uint64_t bytes, Done* done);
 
+  const std::shared_ptr<CudaContext> context_;
   const std::unique_ptr<CudaLane> to_device_;
   const std::unique_ptr<CudaLane> to_host_;
   const std::unique_ptr<CudaLane> on_device_;

@@ -1,5 +1,7 @@
 #include "gpu/cuda_device.h"
 
+#include <algorithm>
+
 namespace embcache {
 
 absl::StatusOr<std::unique_ptr<GpuDevice>> OpenGpuDevice(const GpuDeviceOptions& options) {
@@ -33,6 +35,15 @@ GpuStats CudaDevice::GetStats() const {
           .client_copies = client_copier_.copies(),
           .pinned_bytes = pinned_memory_.pinned_bytes(),
           .pageable_bytes = pinned_memory_.pageable_bytes()};
+}
+
+absl::Duration CudaDevice::LongestWait() const {
+  return std::max(copier_->LongestWait(), client_copier_.LongestWait());
+}
+
+void CudaDevice::GiveUp(absl::string_view why) {
+  context_->GiveUp(why);
+  copier_->Abandon();
 }
 
 }  // namespace embcache

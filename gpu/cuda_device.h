@@ -31,6 +31,8 @@ class CudaDevice : public GpuDevice {
   }
   void KeepMemoryUntilExit() override { device_memory_.KeepUntilExit(); }
   GpuStats GetStats() const override;
+  absl::Duration LongestWait() const override;
+  void GiveUp(absl::string_view why) override;
 
  private:
   CudaDevice(const GpuDeviceOptions& options, std::shared_ptr<CudaContext> context,

@@ -10,17 +10,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "gpu/cuda_context.h"
 #include "storage/copy_engine.h"
 
@@ -54,42 +52,35 @@ class CudaLane {
   // `done` runs on the lane's thread. REQUIRES: bytes > 0.
   void Add(DeviceCopy copy);
 
-  uint64_t copies() const { return copies_.load(std::memory_order_relaxed); }
-  uint64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
-  uint64_t failed_copies() const { return failed_copies_.load(std::memory_order_relaxed); }
+  // For how long its thread has been waiting for the driver; zero: it is not.
+  absl::Duration Waited() const;
+  // Leaves the thread, and what it has put onto the device, to the end of the process. Another one
+  // takes over all copies that are not over, and those to come, and fails them. REQUIRES: the
+  // context is given up; called once at most.
+  void Abandon();
+
+  uint64_t copies() const { return counts_->copies.load(std::memory_order_relaxed); }
+  uint64_t copied_bytes() const { return counts_->copied_bytes.load(std::memory_order_relaxed); }
+  uint64_t failed_copies() const { return counts_->failed_copies.load(std::memory_order_relaxed); }
 
  private:
-  struct Batch {
-    CUevent end = nullptr;
-    std::vector<DeviceCopy> copies;
-    std::vector<absl::Status> results;  // of the copies
+  class Worker;
+  struct Counts {
+    std::atomic<uint64_t> copies = 0;
+    std::atomic<uint64_t> copied_bytes = 0;
+    std::atomic<uint64_t> failed_copies = 0;
   };
 
-  CudaLane(std::shared_ptr<CudaContext> context, CopyDirection direction)
-      : context_(std::move(context)), direction_(direction) {}
-  absl::Status SetUp();
-
-  void Run();
-  std::vector<DeviceCopy> Take(bool wait);
-  Batch Submit(std::vector<DeviceCopy> copies);
-  // Waits until the batch is over.
-  void Await(Batch* batch);
-  void Answer(Batch batch);
+  CudaLane(std::shared_ptr<CudaContext> context, CopyDirection direction, std::string name)
+      : context_(std::move(context)), direction_(direction), name_(std::move(name)) {}
 
   const std::shared_ptr<CudaContext> context_;
   const CopyDirection direction_;
-  CUstream stream_ = nullptr;
-  std::vector<CUevent> events_;       // all of them
-  std::vector<CUevent> free_events_;  // the thread's
+  const std::string name_;
+  const std::shared_ptr<Counts> counts_ = std::make_shared<Counts>();
 
-  absl::Mutex mu_;
-  std::deque<DeviceCopy> queue_ ABSL_GUARDED_BY(mu_);
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-
-  std::atomic<uint64_t> copies_ = 0;
-  std::atomic<uint64_t> copied_bytes_ = 0;
-  std::atomic<uint64_t> failed_copies_ = 0;
-  std::thread thread_;
+  mutable absl::Mutex mu_;  // before a worker's
+  std::shared_ptr<Worker> worker_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace embcache

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 
 namespace embcache {
@@ -72,11 +74,26 @@ class CudaSegment : public MemorySegment {
   std::string handle_;
 };
 
+// For memory that the device may still write to.
+void KeepUntilExit(std::unique_ptr<MemorySegment> memory) {
+  static auto* const mu = new absl::Mutex;
+  static auto* const kept = new std::vector<std::unique_ptr<MemorySegment>>;
+  absl::MutexLock lock(mu);
+  kept->push_back(std::move(memory));
+}
+
+// Pinned, or not if it could not be.
 class PinnedSegment : public MemorySegment {
  public:
-  PinnedSegment(std::shared_ptr<CudaContext> context, std::unique_ptr<MemorySegment> host)
-      : context_(std::move(context)), host_(std::move(host)) {}
+  PinnedSegment(std::shared_ptr<CudaContext> context, std::unique_ptr<MemorySegment> host,
+                bool pinned)
+      : context_(std::move(context)), host_(std::move(host)), pinned_(pinned) {}
   ~PinnedSegment() override {
+    if (context_->given_up()) {
+      KeepUntilExit(std::move(host_));
+      return;
+    }
+    if (!pinned_) return;
     const CudaContext::Current current(context_.get());
     if (!current.status().ok()) return;
     (void)context_->Check(context_->driver().cuMemHostUnregister(host_->host_data()),
@@ -85,6 +102,7 @@ class PinnedSegment : public MemorySegment {
   PinnedSegment(const PinnedSegment&) = delete;
   PinnedSegment& operator=(const PinnedSegment&) = delete;
 
+  bool pinned() const { return pinned_; }
   uint64_t bytes() const override { return host_->bytes(); }
   char* host_data() const override { return host_->host_data(); }
   int writable_fd() const override { return host_->writable_fd(); }
@@ -93,7 +111,8 @@ class PinnedSegment : public MemorySegment {
 
  private:
   const std::shared_ptr<CudaContext> context_;
-  const std::unique_ptr<MemorySegment> host_;
+  std::unique_ptr<MemorySegment> host_;
+  const bool pinned_;
 };
 
 }  // namespace
@@ -104,7 +123,8 @@ CUdeviceptr DevicePointer(const MemorySegment* segment) {
 }
 
 bool IsPinned(const MemorySegment* segment) {
-  return dynamic_cast<const PinnedSegment*>(segment) != nullptr;
+  const auto* host = dynamic_cast<const PinnedSegment*>(segment);
+  return host != nullptr && host->pinned();
 }
 
 // --- Device memory ------------------------------------------------------------------------------
@@ -188,13 +208,13 @@ absl::StatusOr<std::unique_ptr<MemorySegment>> PinnedHostMemory::Allocate(absl::
   }
   if (pinned.ok()) {
     pinned_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-    return std::make_unique<PinnedSegment>(context_, *std::move(host));
+    return std::make_unique<PinnedSegment>(context_, *std::move(host), /*pinned=*/true);
   }
   pageable_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   log_(absl::StrCat(label, ": ", bytes, " bytes of host memory could not be pinned, so copies to ",
                     "the device go by way of a buffer; is RLIMIT_MEMLOCK (LimitMEMLOCK= in ",
                     "systemd) too low? ", pinned.message()));
-  return host;
+  return std::make_unique<PinnedSegment>(context_, *std::move(host), /*pinned=*/false);
 }
 
 }  // namespace embcache

@@ -94,6 +94,15 @@ class GpuDevice {
   // freeing what another process has mapped is undefined.
   virtual void KeepMemoryUntilExit() = 0;
   virtual GpuStats GetStats() const = 0;
+
+  // For how long the oldest copy on the device has been there, while others may be waiting behind
+  // it: milliseconds, unless the device has stopped. Zero: there is none.
+  virtual absl::Duration LongestWait() const = 0;
+  // For a process that is to end and cannot wait for such a copy: the device is lost (OnLost), all
+  // copies that are not over fail, and so do all from now on, those between host memory included.
+  // Memory that the device may still touch is left to the end of the process, which the driver may
+  // delay: _exit(). Called once at most.
+  virtual void GiveUp(absl::string_view why) = 0;
 };
 
 // FAILED_PRECONDITION: this build or this machine has no such device; the message says what is

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "gpu/available_memory.h"
 #include "server/device_choice.h"
+#include "server/device_guard.h"
 #include "server/directory_lock.h"
 #include "server/user_names.h"
 #include "spdlog/spdlog.h"
@@ -30,6 +32,8 @@ constexpr uint64_t kMessageOverheadBytes = uint64_t{16} << 20;
 constexpr absl::Duration kRpcShutdownTimeout = absl::Seconds(1);
 // gRPC waits for answers to be read before it lets go of a connection, for ever if need be.
 constexpr absl::Duration kStopPatience = absl::Seconds(5);
+// Of the above, what a copy on the device may take. Those of a device that works take milliseconds.
+constexpr absl::Duration kDevicePatience = absl::Seconds(3);
 constexpr uint64_t kBytesPerFastEntry = 64 * 1024;
 constexpr uint64_t kMaxFastEntries = uint64_t{1} << 20;
 constexpr mode_t kSocketDirMode = 0750;
@@ -461,6 +465,8 @@ absl::Status Daemon::Stop() {
     absl::MutexLock lock(&device_mu_);
     serving_ = false;
   }
+  std::optional<DeviceGuard> device_guard;
+  device_guard.emplace(device_.get(), kDevicePatience, &device_given_up_);
   // First what must not be lost: a client that does not read its answers can hold up the rest.
   absl::Status flushed = FlushL3();
   ExitGuard guard(kStopPatience);
@@ -475,16 +481,19 @@ absl::Status Daemon::Stop() {
   flushed.Update(FlushL3());
   admin_service_.reset();
   cache_service_.reset();
+  device_guard.reset();  // what it gives up, it tells the cache
   // Clients may have it mapped until they see that their sessions are over.
   const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
   if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
   if (device_ != nullptr) device_->OnLost({});  // freeing its memory may be what finds out
+  device_guard.emplace(device_.get(), kDevicePatience, &device_given_up_);
   registry_.reset();
   history_.reset();
   cache_.reset();
   store_.reset();
   io_.reset();
   copier_.reset();
+  device_guard.reset();
   device_.reset();
   lock_.Reset();
   return flushed.ok() ? flushed : InContext("writing to L3 before the end", flushed);

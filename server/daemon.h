@@ -69,6 +69,8 @@ class Daemon {
   // Closes the sockets, ends every session and writes what is queued to L3. The error is the SSD's.
   // Does not wait for leases: see drained. Idempotent.
   absl::Status Stop();
+  // After Stop: it did not wait for the device, whose driver may keep exit() from ending: _exit().
+  bool device_given_up() const { return device_given_up_.load(); }
 
  private:
   explicit Daemon(const Config& config);
@@ -91,6 +93,7 @@ class Daemon {
   const Token epoch_;
   std::atomic<bool> draining_ = false;
   std::atomic<bool> serving_ = false;  // Drain may use the servers
+  std::atomic<bool> device_given_up_ = false;
   absl::Mutex device_mu_;              // held while the loss of the device is told to them
 
   SocketAccess access_;

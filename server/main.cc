@@ -136,6 +136,10 @@ int Run(const Strings& arguments, const Strings& environment) {
   // The cache has done its work; what L3 lost will be encoded again.
   if (!stopped.ok()) spdlog::error("{}", std::string(stopped.message()));
   spdlog::info("stopped");
+  if ((*daemon)->device_given_up()) {
+    spdlog::default_logger()->flush();
+    _exit(0);
+  }
   return 0;
 }
 

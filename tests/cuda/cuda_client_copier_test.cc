@@ -177,6 +177,25 @@ TEST_F(ClientCopierTest, AClientThatIsKilledDuringItsCopyHarmsNobody) {
   EXPECT_FALSE(context_->lost());
 }
 
+TEST_F(ClientCopierTest, CopiesThatDoNotEndFailOnceTheDeviceIsGivenUp) {
+  const std::string handle = PeerMemory(2 * kMiB, 'a');
+  EXPECT_EQ(copier_.LongestWait(), absl::ZeroDuration());
+  fakecuda_hold(getpid());
+  absl::Notification ended;
+  absl::Status result;
+  ClientCopy copy = Make(handle, 0, 100);
+  copy.done = [&](absl::Status copied) {
+    result = std::move(copied);
+    ended.Notify();
+  };
+  copier_.Copy(std::move(copy));
+  while (copier_.LongestWait() < absl::Milliseconds(20)) std::this_thread::yield();
+  context_->GiveUp("the test says so");
+  ended.WaitForNotification();
+  EXPECT_EQ(result.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(fakecuda_open_imports(getpid()), 1u) << "it may still be read";
+}
+
 TEST_F(ClientCopierTest, TheLossOfTheDeviceIsAnError) {
   const std::string handle = PeerMemory(2 * kMiB, 'a');
   fakecuda_set_sticky(getpid(), CUDA_ERROR_ILLEGAL_ADDRESS);

@@ -333,5 +333,31 @@ TEST_F(CudaDaemonTest, EveryFailureOnTheWayUpIsAnErrorOrHostMemoryAndNeverACrash
   }
 }
 
+// The last one: the device keeps what is given up with it.
+TEST_F(CudaDaemonTest, StoppingDoesNotWaitForADeviceThatHasStopped) {
+  config_.l3_dir = dir_ + "/l3";
+  config_.l3_capacity_bytes = 64 * kMiB;
+  Start();
+  ASSERT_EQ(PutInline("stored", Pattern(5000, 1)).status().code(), kOk);
+  const auto host = Connect({});
+  ASSERT_EQ(Get(host.get(), "stored").location().tier(), v1::L2);
+  fakecuda_hold(getpid());
+  // Its write into L1 does not end; nor would that of L1 to L3, nor its client's wait.
+  std::thread client([this] {
+    grpc::ClientContext context;
+    v1::PutRequest request;
+    *request.add_items() = ItemOf("stuck", 5000);
+    request.mutable_items(0)->set_inline_(Pattern(5000, 2));
+    v1::PutResponse response;
+    const grpc::Status status = cache_->Put(&context, request, &response);
+    EXPECT_FALSE(status.ok() && response.results(0).status().code() == kOk);
+  });
+  while (Stats().reservations() == 0) std::this_thread::yield();
+  EXPECT_TRUE(daemon_->Stop().ok());
+  EXPECT_TRUE(daemon_->device_given_up());
+  client.join();
+  daemon_.reset();
+}
+
 }  // namespace
 }  // namespace embcache
