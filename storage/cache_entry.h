@@ -43,8 +43,8 @@ struct CacheEntry {
   uint64_t generation = 0;
   uint64_t model_epoch = 0;
   uint64_t publication = 0;  // in the shared index, or in its limbo; 0 = neither
-  MemoryRange range;   // in `tier`; bytes 0 = none yet
-  MemoryRange target;  // in the other tier, while a copy is under way; bytes 0 = none
+  MemoryRange range;         // in `tier`; bytes 0 = none yet
+  MemoryRange target;        // in the other tier, while a copy is under way; bytes 0 = none
   TierId tier = TierId::kL1;
   EntryState state = EntryState::kReserved;
   bool doomed = false;      // unreachable by key
