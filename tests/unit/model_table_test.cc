@@ -92,6 +92,7 @@ TEST_F(ModelTableTest, WithoutL3EpochsNeverFall) {
   Fill(table, "m");
   ASSERT_EQ(table.Find("a"), nullptr);
   EXPECT_GT(*table.AdvanceEpoch("a"), 2u);
+  uses_.clear();  // before the table
 }
 
 TEST_F(ModelTableTest, EpochsAreBoundedAndThoseThatExistGoOnRising) {

@@ -106,6 +106,7 @@ TEST_F(RocksDbStoreFullDiskTest, ARemovalThatCannotBeWrittenHoldsAndIsWrittenLat
   OpenWithOneRecord();
   const TestRecord doomed = MakeRecord(TestKey("doomed"), 1000, 2);
   ASSERT_TRUE(PutRecord(*store_, doomed).ok());
+  ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey("old", "other"), 1000, 3)).ok());
   ASSERT_TRUE(store_->Flush().ok());
   {
     ScopedFileLimit limit(1);
@@ -126,6 +127,7 @@ TEST_F(RocksDbStoreFullDiskTest, ARemovalThatCannotBeWrittenHoldsAndIsWrittenLat
   EXPECT_FALSE(store_->Find(TestKey("doomed")).has_value());
   OpenAt(copy);
   EXPECT_FALSE(store_->Find(TestKey("doomed")).has_value());
+  EXPECT_FALSE(store_->Find(TestKey("old", "other")).has_value());
   EXPECT_EQ(store_->ModelEpochs().size(), 1);
 }
 
