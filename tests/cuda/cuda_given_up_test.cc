@@ -35,6 +35,7 @@ class GivenUpTest : public CudaTest {
 
 TEST_F(GivenUpTest, CopiesOfADeviceThatStoppedFailOnceItIsGivenUp) {
   const auto device = Allocate(&device_, 24 * kMiB);
+  const auto source = Allocate(&device_, 24 * kMiB);
   const auto pinned = Allocate(&pinned_, 24 * kMiB);
   const auto pageable = Allocate(&pageable_, 24 * kMiB);
   const auto target = Allocate(&pageable_, 24 * kMiB);
@@ -51,7 +52,7 @@ TEST_F(GivenUpTest, CopiesOfADeviceThatStoppedFailOnceItIsGivenUp) {
     engine_->Copy(device.get(), 256 * i, pinned.get(), 0, 256, count);
   }
   engine_->Copy(device.get(), 0, pageable.get(), 0, 20 * kMiB, count);
-  engine_->Copy(target.get(), 0, device.get(), 0, 20 * kMiB, count);
+  engine_->Copy(target.get(), 0, source.get(), 0, 20 * kMiB, count);
   while (engine_->LongestWait() < absl::Milliseconds(50)) std::this_thread::yield();
   context_->GiveUp("the test says so");
   engine_->Abandon();
