@@ -72,19 +72,27 @@ class CudaSegment : public MemorySegment {
   std::string handle_;
 };
 
-class PinnedSegment : public MemorySegment {
+// Host memory that is counted, and pinned as far as possible.
+class CountedSegment : public MemorySegment {
  public:
-  PinnedSegment(std::shared_ptr<CudaContext> context, std::unique_ptr<MemorySegment> host)
-      : context_(std::move(context)), host_(std::move(host)) {}
-  ~PinnedSegment() override {
+  // `context` is nullptr if the memory is not pinned.
+  CountedSegment(std::shared_ptr<CudaContext> context, std::shared_ptr<std::atomic<uint64_t>> count,
+                 std::unique_ptr<MemorySegment> host)
+      : context_(std::move(context)), count_(std::move(count)), host_(std::move(host)) {
+    count_->fetch_add(host_->bytes(), std::memory_order_relaxed);
+  }
+  ~CountedSegment() override {
+    count_->fetch_sub(host_->bytes(), std::memory_order_relaxed);
+    if (!pinned()) return;
     const CudaContext::Current current(context_.get());
     if (!current.status().ok()) return;
     (void)context_->Check(context_->driver().cuMemHostUnregister(host_->host_data()),
                           "cuMemHostUnregister");
   }
-  PinnedSegment(const PinnedSegment&) = delete;
-  PinnedSegment& operator=(const PinnedSegment&) = delete;
+  CountedSegment(const CountedSegment&) = delete;
+  CountedSegment& operator=(const CountedSegment&) = delete;
 
+  bool pinned() const { return context_ != nullptr; }
   uint64_t bytes() const override { return host_->bytes(); }
   char* host_data() const override { return host_->host_data(); }
   int writable_fd() const override { return host_->writable_fd(); }
@@ -93,6 +101,7 @@ class PinnedSegment : public MemorySegment {
 
  private:
   const std::shared_ptr<CudaContext> context_;
+  const std::shared_ptr<std::atomic<uint64_t>> count_;
   const std::unique_ptr<MemorySegment> host_;
 };
 
@@ -104,7 +113,8 @@ CUdeviceptr DevicePointer(const MemorySegment* segment) {
 }
 
 bool IsPinned(const MemorySegment* segment) {
-  return dynamic_cast<const PinnedSegment*>(segment) != nullptr;
+  const auto* host = dynamic_cast<const CountedSegment*>(segment);
+  return host != nullptr && host->pinned();
 }
 
 // --- Device memory ------------------------------------------------------------------------------
@@ -187,14 +197,12 @@ absl::StatusOr<std::unique_ptr<MemorySegment>> PinnedHostMemory::Allocate(absl::
     }
   }
   if (pinned.ok()) {
-    pinned_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-    return std::make_unique<PinnedSegment>(context_, *std::move(host));
+    return std::make_unique<CountedSegment>(context_, pinned_bytes_, *std::move(host));
   }
-  pageable_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   log_(absl::StrCat(label, ": ", bytes, " bytes of host memory could not be pinned, so copies to ",
                     "the device go by way of a buffer; is RLIMIT_MEMLOCK (LimitMEMLOCK= in ",
                     "systemd) too low? ", pinned.message()));
-  return host;
+  return std::make_unique<CountedSegment>(nullptr, pageable_bytes_, *std::move(host));
 }
 
 }  // namespace embcache
