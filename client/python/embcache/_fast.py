@@ -98,6 +98,7 @@ class FastPin(Pin):
         self._number = number
         self.address = known.address
         self.device = None  # entries in device memory are left to the daemon
+        self.host = known.host
         self.nbytes = known.nbytes
         self.expires = math.inf
         self.lease: Pin | None = None  # a second pin, which can be shared
@@ -118,6 +119,7 @@ class _Known:
 
     __slots__ = (
         "address",
+        "host",
         "nbytes",
         "generation",
         "tier",
@@ -132,9 +134,10 @@ class _Known:
         def text(begin: int, size: int) -> bytes:
             return ctypes.string_at(at + begin, size)
 
-        self.address = session.address_of(
+        self.host = session.segment_of(
             blob.segment, blob.segment_generation, blob.offset, blob.bytes
         )
+        self.address = self.host.address + blob.offset
         self.nbytes: int = blob.bytes
         self.generation: int = blob.generation
         self.tier = Tier(blob.tier)
@@ -215,7 +218,7 @@ def _read(session: Session, fast: FastIndex, number: int) -> _Known | None:
         known = _Known(session, library.embcache_fast_entry(fast.handle, number & _PIN_MASK))
     except (CacheError, ValueError):
         return None
-    if known.address == 0:
+    if known.host.memory is None:
         return None
     if len(fast.known) >= _MAX_KNOWN:
         fast.known.clear()
