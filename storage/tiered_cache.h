@@ -15,6 +15,7 @@
 //   (none) --L3 hit--> LOADING --read, checked--> RESIDENT --evicted/deleted/replaced--> (none)
 //   (none) --Commit--> RESIDENT                   RESIDENT(L1) <--copy--> RESIDENT(L2) by way of
 //                                                 DEMOTING / PROMOTING
+//                                                 RESIDENT --RELOCATING--> RESIDENT, same tier
 //   Any of them can be *doomed*: unreachable by key, its memory freed when its last pin ends.
 
 #ifndef EMBCACHE_STORAGE_TIERED_CACHE_H_
@@ -260,10 +261,35 @@ class TieredCache {
     uint32_t id = 0;
     uint64_t generation = 0;
     TierId tier = TierId::kL1;
-    const MemorySegment* memory = nullptr;  // lives as long as the cache
+    std::shared_ptr<const MemorySegment> memory;
     std::string device_uuid;
   };
+  // In no particular order.
   std::vector<SegmentInfo> Segments() const;
+  // Another one whenever what Segments() says has changed.
+  uint64_t segments_version() const;
+
+  // --- Resizing (server/resizer.h puts the steps together). One tier at a time, by one caller ---
+  // Takes segments out of use until those left have at most `capacity_bytes`. From now on what is in
+  // them leaves for the other segments, and what does not fit there is evicted; pins are waited
+  // for. A segment is gone, and no longer among Segments(), as soon as nothing is in it.
+  void StartShrink(TierId tier, uint64_t capacity_bytes);
+  // Whether all of them are gone; waits until `deadline` at most.
+  bool AwaitShrunk(TierId tier, absl::Time deadline) const;
+  struct Shrunk {
+    std::vector<std::shared_ptr<const MemorySegment>> gone;  // freed by the last who has one
+    uint64_t pinned_bytes = 0;  // what kept the others, which are used again
+    uint64_t pinned_entries = 0;
+  };
+  Shrunk EndShrink(TierId tier);
+  // Ends AwaitShrunk.
+  void StopResizing();
+  // Allocates and adds segments for the tier to have `capacity_bytes`, as near as whole segments of
+  // a size worth having come. Nothing is put into them before OpenSegments. On failure there is none
+  // of them.
+  absl::Status AddSegments(TierId tier, uint64_t capacity_bytes);
+  void OpenSegments(TierId tier);
+  uint64_t capacity_bytes(TierId tier) const;
   // Whether L1 is memory of a device, that is, whether Place makes a difference.
   bool l1_on_device() const { return l1_on_device_; }
   // The tier's memory cannot be used any more (its device is lost): its entries are gone, its
@@ -347,7 +373,7 @@ class TieredCache {
 
     MemoryTier memory;
     uint64_t max_entries = 0;
-    uint32_t first_segment_id = 0;
+    uint64_t segment_bytes = 0;  // of the segments that come later, at most; 0 = no matter
     std::unique_ptr<EvictionPolicy> policy;
     // Every allocated range and whose it is, by place: for finding the neighbours of a range.
     absl::btree_map<std::pair<uint32_t, uint64_t>, CacheEntry*> by_place;
@@ -358,6 +384,9 @@ class TieredCache {
     uint64_t leaving = 0;
     uint64_t leaving_bytes = 0;
     uint64_t io_pinned = 0;  // entries with io_pins
+    uint32_t relocating = 0;  // entries, also those that wait for room
+    // How far the closing segments have been looked through since the last tick.
+    std::optional<std::pair<uint32_t, uint64_t>> drained_up_to;
     TierStats stats;         // the counters, and pinned_bytes, reserved_bytes, entries
   };
 
@@ -504,6 +533,21 @@ class TieredCache {
   const MemorySegment* MemoryOfLocked(TierId tier, const MemoryRange& range) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // tiered_cache_resize.cc: segments come and go.
+  void RetireIfEmptiedLocked(TierId tier, uint32_t segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Sends away what can leave the closing segments, a bounded number of entries at a time.
+  void DrainClosingLocked(TierId tier, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EvictSurplusLocked(TierId tier, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same for one entry, if it is in such a segment.
+  void LeaveClosingLocked(CacheEntry* entry, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsMovableLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StartRelocationLocked(CacheEntry* entry, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RelocationRoomLocked(CacheEntry* entry, absl::StatusOr<MemoryRange> room, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishRelocation(CacheEntry* entry, const absl::Status& copied);
+
   // tiered_cache_fast.cc: the shared index. All do nothing when there is none.
   FastEntry FastEntryLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PublishLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -568,6 +612,11 @@ class TieredCache {
   absl::btree_map<std::string, std::unique_ptr<CacheModel>> models_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ReservationId, Reservation> reservations_ ABSL_GUARDED_BY(mu_);
   std::deque<std::pair<std::string, std::string>> sweeps_ ABSL_GUARDED_BY(mu_);  // model, after key
+  uint32_t next_segment_id_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t segments_version_ ABSL_GUARDED_BY(mu_) = 1;
+  // Emptied since StartShrink.
+  std::vector<std::shared_ptr<const MemorySegment>> retired_ ABSL_GUARDED_BY(mu_);
+  bool resizing_stopped_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t next_generation_ ABSL_GUARDED_BY(mu_) = 1;
   ReservationId next_reservation_ ABSL_GUARDED_BY(mu_) = 1;
   CacheStats totals_ ABSL_GUARDED_BY(mu_);  // the counters only
