@@ -51,7 +51,7 @@ struct CacheEntry {
   uint64_t model_epoch = 0;
   uint64_t publication = 0;  // in the shared index, or in its limbo; 0 = neither
   MemoryRange range;   // in `tier`; bytes 0 = none yet
-  // While a copy is under way: in the other tier, or in the same one when relocating. bytes 0 = none.
+  // While a copy is under way: in the other tier, or in the same when relocating. bytes 0 = none.
   MemoryRange target;
   TierId tier = TierId::kL1;
   EntryState state = EntryState::kReserved;

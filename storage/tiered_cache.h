@@ -58,92 +58,9 @@
 #include "storage/persistent_store.h"
 #include "storage/put_gate.h"
 #include "storage/read_handle.h"
+#include "storage/tiered_cache_types.h"
 
 namespace embcache {
-
-// When an entry is written to L3.
-enum class L3WriteMode {
-  kThrough,  // after its commit, in the background
-  kEvict,    // when L2 (or L1, without L2) evicts it
-};
-
-// Which entries are.
-enum class L3Admit {
-  kAlways,
-  // Those asked for again: by a hit, or by another put of a key that was put before, as far as the
-  // last kGhostKeys of those are remembered.
-  kSecondHit,
-};
-
-struct TieredCacheOptions {
-  static constexpr size_t kGhostKeys = 65536;
-  static constexpr size_t kRememberedEvents = 65536;
-
-  MemoryTierOptions l1;
-  MemoryTierOptions l2;  // capacity_bytes 0 = no such tier
-  L3WriteMode l3_write = L3WriteMode::kThrough;
-  L3Admit l3_admit = L3Admit::kAlways;
-  // Writes waiting for the disk: the newest is dropped when either bound is reached.
-  uint64_t l3_queue_entries = 4096;
-  uint64_t l3_queue_bytes = uint64_t{1} << 30;
-  // A reservation neither committed nor aborted by then is given up.
-  absl::Duration reservation_ttl = absl::Seconds(30);
-  // Gets that may wait for one entry's copy or load; more fail with RESOURCE_EXHAUSTED.
-  uint32_t max_waiters_per_entry = 4096;
-  // Entries that clients can find without a call, at most; 0 = no fast path.
-  uint64_t fast_index_entries = 0;
-};
-
-// The ports, not owned; they outlive the cache. store may be nullptr: no L3.
-struct TieredCacheDeps {
-  Clock* clock = nullptr;
-  Executor* executor = nullptr;  // for the disk
-  CopyEngine* copier = nullptr;
-  MemoryResource* l1_memory = nullptr;
-  MemoryResource* l2_memory = nullptr;
-  PersistentStore* store = nullptr;
-  PutGate* gate = nullptr;  // told of puts under way, unless the store must not wait for them
-  MemoryResource* fast_memory = nullptr;  // of the shared index and the pin tables: host memory
-};
-
-using ReservationId = uint64_t;  // never 0, never reused
-
-struct ReserveRequest {
-  CacheKey key;
-  TensorLayout layout;
-  Metadata metadata;
-  uint64_t encode_cost_us = 0;
-  absl::Duration ttl = absl::InfiniteDuration();
-  Place place = Place::kAny;
-};
-
-struct ReservedPlace {
-  ReservationId id = 0;
-  Location location;
-};
-
-struct ListedEntry {
-  CacheKey key;
-  TierId tier;
-  uint64_t payload_bytes = 0;
-  uint64_t generation = 0;
-  bool on_disk = false;
-  uint32_t pins = 0;
-  absl::Time created = absl::UnixEpoch();  // memory tiers only
-  uint64_t encode_cost_us = 0;             // memory tiers only
-};
-
-struct ListQuery {
-  std::string model;                // empty: all
-  std::string content_hash_prefix;  // raw bytes
-  std::string after;                // encoded key to start behind
-  size_t limit = 100;
-};
-
-struct ListPage {
-  std::vector<ListedEntry> entries;
-  std::string next;  // `after` for the next page; empty when this was the last
-};
 
 class TieredCache {
  public:
@@ -270,8 +187,8 @@ class TieredCache {
   uint64_t segments_version() const;
 
   // --- Resizing (server/resizer.h puts the steps together). One tier at a time, by one caller ---
-  // Takes segments out of use until those left have at most `capacity_bytes`. From now on what is in
-  // them leaves for the other segments, and what does not fit there is evicted; pins are waited
+  // Takes segments out of use until those left have at most `capacity_bytes`. From now on what is
+  // in them leaves for the other segments, and what does not fit there is evicted; pins are waited
   // for. A segment is gone, and no longer among Segments(), as soon as nothing is in it.
   void StartShrink(TierId tier, uint64_t capacity_bytes);
   // Whether all of them are gone; waits until `deadline` at most.
@@ -285,8 +202,8 @@ class TieredCache {
   // Ends AwaitShrunk.
   void StopResizing();
   // Allocates and adds segments for the tier to have `capacity_bytes`, as near as whole segments of
-  // a size worth having come. Nothing is put into them before OpenSegments. On failure there is none
-  // of them.
+  // a size worth having come. Nothing is put into them before OpenSegments. On failure there is
+  // none of them.
   absl::Status AddSegments(TierId tier, uint64_t capacity_bytes);
   void OpenSegments(TierId tier);
   uint64_t capacity_bytes(TierId tier) const;

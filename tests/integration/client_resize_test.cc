@@ -77,6 +77,7 @@ TEST_F(ClientResizeTest, AfterAShrinkTheClientHasUnmappedAndFindsWhatItPut) {
   }
   EXPECT_TRUE(client_->Ping().ok());
   EXPECT_THAT(daemon_.Log(), HasSubstr("l1: resized from 67108864 to 16777216 bytes"));
+  EXPECT_THAT(daemon_.Log(), testing::Not(HasSubstr("has not given up")));
 }
 
 TEST_F(ClientResizeTest, NewSegmentsAreUsedByClientsThatWereThereBefore) {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
-from conftest import Daemon, array, until
+from conftest import Daemon, array
 
 import embcache
 from embcache import Key, aio
@@ -68,6 +68,7 @@ def test_after_a_shrink_the_client_has_unmapped_and_finds_what_it_put(daemon):
         assert mapped() == before + 4
         assert resize(daemon, 16).capacity_bytes == 16 * MIB
         assert mapped() == before + 1
+        assert "has not given up" not in daemon.log()
         for number in range(ENTRIES):
             np.testing.assert_array_equal(client.get(key(number))["x"].numpy(), value(number))
 

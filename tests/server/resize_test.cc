@@ -6,7 +6,9 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
@@ -296,6 +298,7 @@ TEST_F(ResizeCallTest, AStopDoesNotWaitForPins) {
   std::vector<ReadHandle> pins;
   for (uint64_t i = 0; i <= kSegment / kPayloadBytes; ++i) pins.push_back(Pin(std::to_string(i)));
   auto call = Resize(kSegment);
+  while (cache_->AwaitShrunk(TierId::kL1, absl::InfinitePast())) std::this_thread::yield();
   resizer_->Stop();
   EXPECT_TRUE(call->done.HasBeenNotified());
   EXPECT_EQ(ResizeNow(4 * kSegment)->status.code(), absl::StatusCode::kUnavailable);

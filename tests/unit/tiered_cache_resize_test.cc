@@ -83,13 +83,14 @@ TEST_F(ResizeTest, TheLastTierDropsTheLeastRecentlyUsed) {
 
 TEST_F(ResizeTest, MovingKeepsTheOrderOfUse) {
   Start(8);
-  ASSERT_TRUE(Put("a", 4, 'a').ok());
-  ASSERT_TRUE(Put("old", 2, 'o').ok());  // in the second segment, as what follows
-  ASSERT_TRUE(Put("new", 2, 'n').ok());
-  ASSERT_TRUE(*Delete(TestKey("a")));
+  ASSERT_TRUE(Put("used", 2, 'u').ok());
+  ASSERT_TRUE(Put("x", 2, 'x').ok());
+  ASSERT_TRUE(Put("old", 2, 'o').ok());  // in the second segment
+  ASSERT_TRUE(*Delete(TestKey("x")));
+  Get("used").handle.Reset();
   Shrink(4);
   ASSERT_TRUE(Put("b", 2, 'b').ok());
-  EXPECT_EQ(TierOfKey("old") + TierOfKey("new"), "nonel1");
+  EXPECT_EQ(TierOfKey("old") + TierOfKey("used"), "nonel1");
 }
 
 TEST_F(ResizeTest, APinnedEntryKeepsItsBytesAndLeavesWithItsLastPin) {
