@@ -1,5 +1,7 @@
 #include "server/answer_budget.h"
 
+#include <tuple>
+
 #include "absl/strings/str_cat.h"
 
 namespace embcache {
@@ -12,44 +14,70 @@ absl::Status AnswerBudget::TooMuchUnread(uint64_t bytes) const {
                    limits_.per_connection, ")"));
 }
 
+absl::Status AnswerBudget::TooMuchUnreadByAll(uint64_t mine) const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("answers of ", unread(), " bytes have not been read by the daemon's clients, ",
+                   mine, " of them by this one"));
+}
+
 absl::Status AnswerBudget::Admit(const std::string& peer) const {
   absl::MutexLock lock(&mu_);
   const auto it = of_peer_.find(peer);
   // Who has read everything does not pay for those who have not.
   if (it == of_peer_.end()) return absl::OkStatus();
-  if (it->second >= limits_.per_connection) return TooMuchUnread(it->second);
-  if (unread() < limits_.total) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("answers of ", unread(), " bytes have not been read by the daemon's clients, ",
-                   it->second, " of them by this one"));
+  const uint64_t mine = it->second.bytes;
+  if (mine >= limits_.per_connection) return TooMuchUnread(mine);
+  return unread() < limits_.total ? absl::OkStatus() : TooMuchUnreadByAll(mine);
 }
 
 absl::Status AnswerBudget::Charge(const std::string& peer, uint64_t bytes, bool may_refuse) {
-  std::string greediest;
+  const absl::Duration now = clock_->MonotonicNow();
+  std::string victim;
   {
     absl::MutexLock lock(&mu_);
-    uint64_t& mine = of_peer_[peer];
-    if (may_refuse && mine >= limits_.per_connection) return TooMuchUnread(mine);
-    mine += bytes;
+    const auto it = of_peer_.try_emplace(peer, Unread{0, now}).first;
+    Unread& mine = it->second;
+    if (may_refuse && mine.bytes >= limits_.per_connection) return TooMuchUnread(mine.bytes);
+    mine.bytes += bytes;
     const uint64_t all = unread_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-    if (all > limits_.total) greediest = GreediestLocked();
+    if (all > limits_.total) {
+      victim = VictimLocked(mine.bytes);
+      if (victim.empty() && may_refuse) {
+        const absl::Status refused = TooMuchUnreadByAll(mine.bytes - bytes);
+        RefundLocked(it, bytes);
+        return refused;
+      }
+    }
   }
-  if (!greediest.empty()) cut_(greediest);
+  if (!victim.empty()) cut_(victim);
   return absl::OkStatus();
 }
 
 void AnswerBudget::Refund(const std::string& peer, uint64_t bytes) {
+  const absl::Duration now = clock_->MonotonicNow();
   absl::MutexLock lock(&mu_);
-  unread_.fetch_sub(bytes, std::memory_order_relaxed);
   const auto it = of_peer_.find(peer);
-  it->second -= bytes;
-  if (it->second == 0) of_peer_.erase(it);
+  it->second.since = now;
+  RefundLocked(it, bytes);
 }
 
-const std::string& AnswerBudget::GreediestLocked() const {
-  return std::max_element(of_peer_.begin(), of_peer_.end(),
-                          [](const auto& a, const auto& b) { return a.second < b.second; })
-      ->first;
+void AnswerBudget::RefundLocked(OfPeer::iterator peer, uint64_t bytes) {
+  unread_.fetch_sub(bytes, std::memory_order_relaxed);
+  peer->second.bytes -= bytes;
+  if (peer->second.bytes == 0) of_peer_.erase(peer);
+}
+
+std::string AnswerBudget::VictimLocked(uint64_t mine) const {
+  const absl::Duration stale = clock_->MonotonicNow() - limits_.patience;
+  // Those who do not read come first, then those with more, then those who read longest ago.
+  const auto rank = [stale](const Unread& unread) {
+    return std::make_tuple(unread.since <= stale, unread.bytes, -unread.since);
+  };
+  const auto victim = std::max_element(
+      of_peer_.begin(), of_peer_.end(),
+      [&rank](const auto& a, const auto& b) { return rank(a.second) < rank(b.second); });
+  const bool reads = victim->second.since > stale;
+  return reads && victim->second.bytes <= mine ? "" : victim->first;
 }
 
 }  // namespace embcache

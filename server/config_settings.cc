@@ -360,7 +360,7 @@ std::vector<Setting> LimitAndTimeSettings() {
       Count("max-calls-in-flight", &Config::max_calls_in_flight, 1, 65536,
             "calls being handled; more are refused at once"),
       Size("max-unread-bytes", &Config::max_unread_bytes, kMiB, kMaxMemoryBytes,
-           "answers that clients have not read yet; beyond, the slowest reader is disconnected"),
+           "answers that clients have not read yet; beyond, who does not read is disconnected"),
       Size("max-unread-bytes-per-connection", &Config::max_unread_bytes_per_connection, kMiB,
            kMaxMemoryBytes, "of those, of one connection; beyond, its calls are refused"),
       Count("max-leases-per-session", &Config::max_leases_per_session, 1, 16'777'216,

@@ -45,7 +45,10 @@ MHD_Result Queue(MHD_Connection* connection, const HttpResponse& answer) {
 class MicroHttpEndpoint : public HttpEndpoint {
  public:
   MicroHttpEndpoint(const HttpOptions& options, HttpHandler handler)
-      : address_(options.address), peers_(options.peers), handler_(std::move(handler)) {}
+      : address_(options.address),
+        peers_(options.peers),
+        idle_seconds_(static_cast<unsigned>(absl::ToInt64Seconds(options.idle_timeout))),
+        handler_(std::move(handler)) {}
 
   absl::Status Open(const HttpOptions& options) {
     UniqueFd listening;
@@ -61,7 +64,7 @@ class MicroHttpEndpoint : public HttpEndpoint {
       address_.port = bound->port();
       listening = UniqueFd(fcntl(bound->fd(), F_DUPFD_CLOEXEC, 0));
     }
-    const auto timeout = static_cast<unsigned>(absl::ToInt64Seconds(options.idle_timeout));
+    const auto timeout = static_cast<unsigned>(absl::ToInt64Seconds(options.first_timeout));
     // From here on the descriptor is libmicrohttpd's, which closes it when it stops.
     daemon_.reset(MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, &MicroHttpEndpoint::Handle, this,
@@ -82,12 +85,13 @@ class MicroHttpEndpoint : public HttpEndpoint {
                            const char* method, const char* /*version*/, const char* /*body*/,
                            size_t* body_bytes, void** seen) {
     *body_bytes = 0;  // a request's body is read and forgotten
+    const auto* const endpoint = static_cast<MicroHttpEndpoint*>(self);
     if (*seen == nullptr) {
       // First with the head alone; an answer now would close the connection.
       *seen = self;
+      MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, endpoint->idle_seconds_);
       return MHD_YES;
     }
-    const auto* const endpoint = static_cast<MicroHttpEndpoint*>(self);
     return Queue(connection, endpoint->Answer(connection, path, method));
   }
 
@@ -127,6 +131,7 @@ class MicroHttpEndpoint : public HttpEndpoint {
 
   HttpAddress address_;
   const PeerRules peers_;
+  const unsigned idle_seconds_;
   const HttpHandler handler_;
   std::optional<UnixListener> unix_;
   std::unique_ptr<MHD_Daemon, DaemonDeleter> daemon_;

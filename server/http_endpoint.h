@@ -53,6 +53,9 @@ struct HttpOptions {
   SocketAccess access;  // of the unix socket
   PeerRules peers;      // who may ask there
   int max_connections = 64;
+  // Whole seconds: until a connection that has asked for nothing yet, and one that has, is closed
+  // for its silence. Short, so that those who only connect do not keep probes waiting.
+  absl::Duration first_timeout = absl::Seconds(2);
   absl::Duration idle_timeout = absl::Seconds(10);
 };
 

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <optional>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,7 +16,6 @@
 #include "absl/synchronization/notification.h"
 #include "embcache/v1/admin.grpc.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
-#include "google/protobuf/arena.h"
 #include "grpc/grpc.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/alarm.h"
@@ -27,10 +25,12 @@
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_credentials_options.h"
 #include "grpcpp/server_posix.h"
+#include "server/call_gate.h"
 #include "server/health_service.h"
 #include "server/logging.h"
 #include "server/rpc_tag.h"
 #include "server/tcp_listener.h"
+#include "server/unary_method.h"
 #include "server/watch_method.h"
 #include "spdlog/spdlog.h"
 
@@ -41,11 +41,9 @@ using AsyncCache = v1::Cache::AsyncService;
 using AsyncAdmin = v1::Admin::AsyncService;
 using AsyncHealth = grpc::health::v1::Health::AsyncService;
 
-constexpr char kSessionMetadata[] = "embcache-session";
 // Calls of one method that can arrive between two visits of a poller without waiting for a call
 // object to be made.
 constexpr int kArmedPerMethod = 32;  // and queue
-constexpr size_t kArenaBlockBytes = 1536;
 constexpr unsigned kTlsRefreshSeconds = 1;
 // For a client over TCP to finish its handshake; and to answer a ping, without which a machine that
 // vanished would keep its connection.
@@ -53,59 +51,6 @@ constexpr int kHandshakeTimeoutMs = 10'000;
 constexpr int kKeepaliveMs = 60'000;
 // After a stop's deadline, before the connections that are left are ended.
 constexpr absl::Duration kCutDelay = absl::Milliseconds(100);
-
-// The codes are the same numbers by design of both libraries.
-grpc::Status ToGrpcStatus(const absl::Status& status) {
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
-}
-
-// What all calls of a server share.
-struct CallGate {
-  const int max_in_flight;
-  const uint64_t max_message_bytes;
-  const bool over_network;
-  const ConnectionTable* const connections;
-  AnswerBudget answers;
-  std::atomic<int> in_flight = 0;  // handlers that have not answered
-  std::atomic<int> calls = 0;      // call objects, armed or running
-  absl::Notification no_calls;     // possible only once the server takes no new ones
-
-  bool Enter() {
-    if (in_flight.fetch_add(1, std::memory_order_relaxed) < max_in_flight) return true;
-    Leave();
-    return false;
-  }
-  void Leave() { in_flight.fetch_sub(1, std::memory_order_relaxed); }
-  void CallMade() { calls.fetch_add(1, std::memory_order_relaxed); }
-  void CallGone() {
-    if (calls.fetch_sub(1, std::memory_order_acq_rel) == 1) no_calls.Notify();
-  }
-};
-
-// `by_peer`: what the call may do depends on the connection also when a session is named.
-absl::StatusOr<CallContext> MakeCallContext(const grpc::ServerContext& rpc, const CallGate& gate,
-                                            bool by_peer) {
-  CallContext context;
-  context.deadline = absl::FromChrono(rpc.deadline());
-  const auto sent = rpc.client_metadata().find(kSessionMetadata);
-  const bool has_session = sent != rpc.client_metadata().end();
-  if (gate.over_network) {
-    if (!has_session) return context;
-    return absl::PermissionDeniedError("sessions are for the unix socket");
-  }
-  context.caller = Caller::kLocal;
-  if (by_peer || !has_session) {
-    const std::optional<Peer> peer = gate.connections->Find(rpc.peer());
-    if (peer.has_value() && peer->admin) context.caller = Caller::kAdmin;
-  }
-  if (!has_session) return context;
-  context.session = TokenFromHex(absl::string_view(sent->second.data(), sent->second.size()));
-  if (!context.session.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("metadata ", kSessionMetadata, ": must be 32 hexadecimal digits"));
-  }
-  return context;
-}
 
 // A question to every poller.
 struct Question {
@@ -128,173 +73,6 @@ class QuestionTag final : public Tag {
  private:
   const std::shared_ptr<Question> question_;
   grpc::Alarm alarm_;
-};
-
-class MethodBase {
- public:
-  virtual ~MethodBase() = default;
-  virtual void Arm() = 0;
-};
-
-// One rpc: how to ask gRPC for a call of it, and which handler answers it. Outlives its calls.
-template <class Base, class Async, class Service, class Request, class Response>
-class Method final : public MethodBase {
- public:
-  using Writer = grpc::ServerAsyncResponseWriter<Response>;
-  using Ask = void (Base::*)(grpc::ServerContext*, Request*, Writer*, grpc::CompletionQueue*,
-                             grpc::ServerCompletionQueue*, void*);
-  using Handler = void (Service::*)(const CallContext&, const Request&, Response*, Done);
-
-  Method(CallGate* gate, grpc::ServerCompletionQueue* queue, Async* async, Ask ask,
-         Service* service, Handler handler)
-      : gate_(gate),
-        queue_(queue),
-        async_(async),
-        ask_(ask),
-        service_(service),
-        handler_(handler) {}
-
-  // Health must answer under any load: a supervisor would restart a daemon that is merely busy.
-  static constexpr bool kBounded = !std::is_same_v<Service, HealthService>;
-  // Only these can be large, and giving one back undoes all that its call did.
-  static constexpr bool kRefusable = std::is_same_v<Response, v1::GetResponse>;
-
-  void Arm() override { new Call(this); }
-
- private:
-  // Waits for a request, runs the handler, sends the answer, and deletes itself when that is done.
-  class Call final : public Tag, private LongWait {
-   public:
-    explicit Call(Method* method)
-        : method_(method),
-          writer_(&rpc_),
-          arena_(block_, sizeof(block_)),
-          request_(google::protobuf::Arena::CreateMessage<Request>(&arena_)),
-          response_(google::protobuf::Arena::CreateMessage<Response>(&arena_)) {
-      method_->gate_->CallMade();
-      (method_->async_->*method_->ask_)(&rpc_, request_, &writer_, method_->queue_, method_->queue_,
-                                        this);
-    }
-
-    void Proceed(bool ok) override {
-      if (!answered_ && ok) {
-        method_->Arm();
-        return Run();
-      }
-      // Either the server is shutting down and this call never began, or the answer has left (ok),
-      // or it could not, for the caller has gone away.
-      if (answered_ && !ok && answered_ok_) TakeBack();
-      CallGate* const gate = method_->gate_;
-      if (charged_ > 0) gate->answers.Refund(peer_, charged_);
-      delete this;
-      gate->CallGone();
-    }
-
-   private:
-    void Run() {
-      CallGate* const gate = method_->gate_;
-      if (kBounded && !gate->Enter()) {
-        return Send(absl::ResourceExhaustedError(
-            absl::StrCat("too many calls at a time; the daemon handles ", gate->max_in_flight)));
-      }
-      absl::StatusOr<CallContext> context =
-          MakeCallContext(rpc_, *gate, std::is_same_v<Service, AdminService>);
-      absl::Status status = context.status();
-      if (kBounded && status.ok() && gate->answers.crowded()) {
-        status = gate->answers.Admit(rpc_.peer());
-      }
-      // gRPC's own check of sizes is not there in a minimal stack.
-      const uint64_t bytes = status.ok() ? request_->ByteSizeLong() : 0;
-      if (bytes > gate->max_message_bytes) {
-        status = absl::ResourceExhaustedError(
-            absl::StrCat("request: ", bytes, " bytes; must be at most ", gate->max_message_bytes));
-      }
-      if (!status.ok()) {
-        return Answer(status);
-      }
-      context_ = *context;
-      if (kBounded) context_.long_wait = this;
-      (method_->service_->*method_->handler_)(context_, *request_, response_,
-                                              [this](absl::Status status) { Answer(status); });
-    }
-
-    void Answer(const absl::Status& status) {
-      if (kBounded && !waits_long_.load(std::memory_order_relaxed)) method_->gate_->Leave();
-      Send(status);
-    }
-
-    void Begin() override {
-      if (!waits_long_.exchange(true, std::memory_order_relaxed)) method_->gate_->Leave();
-    }
-
-    // `this` may be gone when it returns.
-    void Send(absl::Status status) {
-      if (status.ok()) status = Charge();
-      answered_ = true;
-      answered_ok_ = status.ok();
-      if (status.ok()) {
-        writer_.Finish(*response_, grpc::Status::OK, this);
-      } else {
-        writer_.FinishWithError(ToGrpcStatus(status), this);
-      }
-    }
-
-    absl::Status Charge() {
-      const uint64_t bytes = response_->ByteSizeLong();
-      if (bytes < kCountedAnswerBytes) return absl::OkStatus();
-      peer_ = rpc_.peer();
-      absl::Status charged = method_->gate_->answers.Charge(peer_, bytes, kRefusable);
-      if (charged.ok()) {
-        charged_ = bytes;
-      } else {
-        TakeBack();
-      }
-      return charged;
-    }
-
-    void TakeBack() {
-      if constexpr (requires(Service & service) { service.Undelivered(context_, *response_); }) {
-        method_->service_->Undelivered(context_, *response_);
-      }
-    }
-
-    Method* const method_;
-    grpc::ServerContext rpc_;
-    Writer writer_;
-    // Most calls fit the block: their messages then cost no allocation but that of long strings.
-    char block_[kArenaBlockBytes];
-    google::protobuf::Arena arena_;
-    Request* const request_;
-    Response* const response_;
-    CallContext context_;
-    std::atomic<bool> waits_long_ = false;  // and so has left the gate
-    uint64_t charged_ = 0;                  // of the answer, until it has left
-    std::string peer_;                      // who was charged; a call that has ended no longer knows
-    bool answered_ = false;
-    bool answered_ok_ = false;
-  };
-
-  CallGate* const gate_;
-  grpc::ServerCompletionQueue* const queue_;
-  Async* const async_;
-  const Ask ask_;
-  Service* const service_;
-  const Handler handler_;
-};
-
-class WatchMethod final : public MethodBase {
- public:
-  WatchMethod(CallGate* gate, grpc::ServerCompletionQueue* queue, AsyncCache* async,
-              CacheService* service)
-      : gate_(gate), queue_(queue), async_(async), service_(service) {}
-
-  void Arm() override { WatchCall<CallGate>::Arm(gate_, queue_, async_, service_); }
-
- private:
-  CallGate* const gate_;
-  grpc::ServerCompletionQueue* const queue_;
-  AsyncCache* const async_;
-  CacheService* const service_;
 };
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTcpCredentials(const TlsFiles& tls) {
@@ -359,7 +137,7 @@ class RpcServer::Impl {
                                   grpc::CompletionQueue*, grpc::ServerCompletionQueue*, void*),
                 Service* service,
                 void (Service::*handler)(const CallContext&, const Request&, Response*, Done)) {
-    methods_.push_back(std::make_unique<Method<Base, Async, Service, Request, Response>>(
+    methods_.push_back(std::make_unique<UnaryMethod<Base, Async, Service, Request, Response>>(
         gate_.get(), queue, async, ask, service, handler));
   }
 
@@ -520,7 +298,7 @@ void RpcServer::Impl::RegisterMethods(grpc::ServerCompletionQueue* queue) {
   Register(queue, cache, &AsyncCache::RequestList, cache_, &CacheService::List);
   Register(queue, cache, &AsyncCache::RequestStats, cache_, &CacheService::Stats);
   Register(queue, cache, &AsyncCache::RequestPing, cache_, &CacheService::Ping);
-  methods_.push_back(std::make_unique<WatchMethod>(gate_.get(), queue, cache, cache_));
+  methods_.push_back(MakeWatchMethod(gate_.get(), queue, cache, cache_));
   AsyncAdmin* const admin = &async_admin_;
   Register(queue, admin, &AsyncAdmin::RequestFlush, admin_, &AdminService::Flush);
   Register(queue, admin, &AsyncAdmin::RequestClear, admin_, &AdminService::Clear);

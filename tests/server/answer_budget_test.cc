@@ -10,10 +10,15 @@ namespace {
 
 class AnswerBudgetTest : public testing::Test {
  protected:
+  static constexpr absl::Duration kPatience = absl::Milliseconds(100);
+
   std::vector<std::string> cut_;
-  AnswerBudget budget_{{.total = 100, .per_connection = 40}, [this](absl::string_view peer) {
+  SimulatedClock clock_;
+  AnswerBudget budget_{{.total = 100, .per_connection = 40, .patience = kPatience},
+                       [this](absl::string_view peer) {
                          const_cast<AnswerBudgetTest*>(this)->cut_.emplace_back(peer);
-                       }};
+                       },
+                       &clock_};
 };
 
 TEST_F(AnswerBudgetTest, WhoDoesNotReadGetsNoMoreUntilItHasRead) {
@@ -51,6 +56,43 @@ TEST_F(AnswerBudgetTest, BeyondTheTotalWhoHasTheMostUnreadIsCutAndOnlyWhoHasNone
   budget_.Refund("b", 39);
   EXPECT_TRUE(budget_.Admit("a").ok());
   EXPECT_EQ(budget_.unread(), 65u);
+}
+
+TEST_F(AnswerBudgetTest, NobodyIsCutForHavingAsMuchUnreadAsTheOthers) {
+  for (const char* peer : {"a", "b", "c", "d"}) EXPECT_TRUE(budget_.Charge(peer, 25, true).ok());
+  EXPECT_EQ(budget_.Charge("e", 25, true).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(cut_.empty());
+  EXPECT_EQ(budget_.unread(), 100u);
+  EXPECT_TRUE(budget_.Admit("e").ok());  // nothing is held against it
+  budget_.Refund("b", 25);
+  EXPECT_TRUE(budget_.Charge("e", 25, true).ok());
+}
+
+TEST_F(AnswerBudgetTest, WhoHasReadNothingForAWhileIsCutBeforeWhoHasMoreAndReads) {
+  EXPECT_TRUE(budget_.Charge("slow", 10, true).ok());
+  EXPECT_TRUE(budget_.Charge("slower", 20, true).ok());
+  EXPECT_TRUE(budget_.Charge("reader", 30, true).ok());
+  clock_.Advance(kPatience);
+  budget_.Refund("reader", 30);
+  EXPECT_TRUE(budget_.Charge("reader", 39, true).ok());
+  EXPECT_TRUE(budget_.Charge("other", 35, true).ok());
+  EXPECT_EQ(cut_, std::vector<std::string>{"slower"});
+}
+
+TEST_F(AnswerBudgetTest, OfEqualsWhoReadLongestAgoIsCut) {
+  for (const char* peer : {"c", "a", "d", "b"}) {
+    EXPECT_TRUE(budget_.Charge(peer, 25, true).ok());
+    clock_.Advance(kPatience);
+  }
+  EXPECT_TRUE(budget_.Charge("e", 25, true).ok());
+  EXPECT_EQ(cut_, std::vector<std::string>{"c"});
+}
+
+TEST_F(AnswerBudgetTest, WhatCannotBeRefusedIsSentAlsoWhenNobodyIsCut) {
+  for (const char* peer : {"a", "b", "c", "d"}) EXPECT_TRUE(budget_.Charge(peer, 25, true).ok());
+  EXPECT_TRUE(budget_.Charge("e", 25, /*may_refuse=*/false).ok());
+  EXPECT_TRUE(cut_.empty());
+  EXPECT_EQ(budget_.unread(), 125u);
 }
 
 }  // namespace

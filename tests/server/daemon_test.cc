@@ -1,6 +1,7 @@
 #include "server/daemon.h"
 
 #include <grpcpp/grpcpp.h>
+#include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -97,6 +98,38 @@ TEST_F(DaemonTest, ServesBothSocketsInAClosedDirectory) {
   context.AddMetadata("embcache-session", TokenToHex(TokenOf(welcome)));
   v1::PingResponse response;
   EXPECT_TRUE(v1::Cache::NewStub(Channel())->Ping(&context, {}, &response).ok());
+}
+
+TEST_F(DaemonTest, SocketsBelongToWhomTheConfigurationNames) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  config_.socket_owner = "daemon";
+  config_.socket_group = "12345";
+  config_.http_address = "unix";
+  Start();
+  const passwd* const owner = getpwnam("daemon");
+  ASSERT_NE(owner, nullptr);
+  for (const std::string& path : {rpc_path(), control_path(), config_.socket_dir + "/http.sock"}) {
+    struct stat found;
+    ASSERT_EQ(stat(path.c_str(), &found), 0) << path;
+    EXPECT_EQ(found.st_uid, owner->pw_uid) << path;
+    EXPECT_EQ(found.st_gid, 12345u) << path;
+    EXPECT_EQ(found.st_mode & 07777, 0660u) << path;
+  }
+  // The group must be able to reach them.
+  struct stat directory;
+  ASSERT_EQ(stat(config_.socket_dir.c_str(), &directory), 0);
+  EXPECT_EQ(directory.st_gid, 12345u);
+  EXPECT_EQ(directory.st_mode & 07070, 0050u);
+}
+
+TEST_F(DaemonTest, AnUnknownOwnerOrGroupOfTheSocketsIsRefusedByName) {
+  config_.socket_group = "no-such-group";
+  EXPECT_THAT(Daemon::Start(config_).status().ToString(),
+              HasSubstr("--socket-group: no group \"no-such-group\""));
+  config_.socket_group.clear();
+  config_.socket_owner = "no-such-user";
+  EXPECT_THAT(Daemon::Start(config_).status().ToString(),
+              HasSubstr("--socket-owner: no user \"no-such-user\""));
 }
 
 TEST_F(DaemonTest, GivesASignOfLifeWhenAskedWhetherOrNotItDrains) {

@@ -36,6 +36,7 @@ class HttpEndpointTest : public testing::Test {
     options.peers = peers;
     options.address = *ParseHttpAddress(address, dir_);
     options.max_connections = max_connections;
+    options.first_timeout = absl::Seconds(1);
     options.idle_timeout = idle_timeout;
     auto endpoint = HttpEndpoint::Start(options, [](absl::string_view path) {
       if (path == "/there") return HttpResponse{.body = "here", .headers = {{"X-Test", "yes"}}};
@@ -110,7 +111,7 @@ TEST_F(HttpEndpointTest, ConnectionsThatSayNothingDoNotKeepOthersOut) {
 }
 
 TEST_F(HttpEndpointTest, MoreConnectionsThanAllowedAreClosedAndRoomComesBack) {
-  Start("unix", 2, absl::Seconds(1));
+  Start("unix", 2, absl::Hours(1));
   const int first = ConnectUnix(socket());
   const int second = ConnectUnix(socket());
   SendAll(first, "GET /there HTTP/1.1\r\n");
@@ -121,6 +122,20 @@ TEST_F(HttpEndpointTest, MoreConnectionsThanAllowedAreClosedAndRoomComesBack) {
   close(first);
   close(second);
   EXPECT_EQ(GetUnix(socket(), "/there").status, 200);
+}
+
+TEST_F(HttpEndpointTest, WhoHasAskedMayBeSilentForLonger) {
+  Start("unix", 64, absl::Hours(1));
+  const int asked = ConnectUnix(socket());
+  SendAll(asked, "GET /there HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  const int silent = ConnectUnix(socket());
+  EXPECT_EQ(ReadAll(silent), "");  // it has been closed, and what connected before has not
+  SendAll(asked, "GET /there HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+  const std::string answers = ReadAll(asked);
+  const size_t second = answers.find("200 OK", answers.find("200 OK") + 1);
+  EXPECT_NE(second, std::string::npos) << answers;
+  close(asked);
+  close(silent);
 }
 
 TEST_F(HttpEndpointTest, ARequestThatIsTooLongIsRefused) {

@@ -116,8 +116,9 @@ TEST_F(SessionRegistryTest, SessionsThatLostTheirConnectionStillCount) {
   const Token session = Open();
   Lease(session, "a");
   registry().ConnectionLost(session);
-  EXPECT_EQ(registry().Open({.name = "again", .writer = true, .pid = 42, .uid = 1000}).status().code(),
-            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(
+      registry().Open({.name = "again", .writer = true, .pid = 42, .uid = 1000}).status().code(),
+      absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(SessionRegistryTest, DrainRefusesNewSessionsAndKeepsOldOnes) {
@@ -125,7 +126,8 @@ TEST_F(SessionRegistryTest, DrainRefusesNewSessionsAndKeepsOldOnes) {
   EXPECT_FALSE(registry().draining());
   registry().Drain();
   EXPECT_TRUE(registry().draining());
-  EXPECT_EQ(registry().Open({.name = "late", .writer = false, .pid = 1, .uid = 1}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(registry().Open({.name = "late", .writer = false, .pid = 1, .uid = 1}).status().code(),
+            absl::StatusCode::kUnavailable);
   EXPECT_TRUE(registry().Check(session, false).ok());
 }
 
