@@ -82,13 +82,19 @@ void KeepUntilExit(std::unique_ptr<MemorySegment> memory) {
   kept->push_back(std::move(memory));
 }
 
-// Pinned, or not if it could not be.
-class PinnedSegment : public MemorySegment {
+// Host memory that is counted, and pinned as far as possible.
+class CountedSegment : public MemorySegment {
  public:
-  PinnedSegment(std::shared_ptr<CudaContext> context, std::unique_ptr<MemorySegment> host,
-                bool pinned)
-      : context_(std::move(context)), host_(std::move(host)), pinned_(pinned) {}
-  ~PinnedSegment() override {
+  CountedSegment(std::shared_ptr<CudaContext> context, std::shared_ptr<std::atomic<uint64_t>> count,
+                 std::unique_ptr<MemorySegment> host, bool pinned)
+      : context_(std::move(context)),
+        count_(std::move(count)),
+        host_(std::move(host)),
+        pinned_(pinned) {
+    count_->fetch_add(host_->bytes(), std::memory_order_relaxed);
+  }
+  ~CountedSegment() override {
+    count_->fetch_sub(host_->bytes(), std::memory_order_relaxed);
     if (context_->given_up()) {
       KeepUntilExit(std::move(host_));
       return;
@@ -99,8 +105,8 @@ class PinnedSegment : public MemorySegment {
     (void)context_->Check(context_->driver().cuMemHostUnregister(host_->host_data()),
                           "cuMemHostUnregister");
   }
-  PinnedSegment(const PinnedSegment&) = delete;
-  PinnedSegment& operator=(const PinnedSegment&) = delete;
+  CountedSegment(const CountedSegment&) = delete;
+  CountedSegment& operator=(const CountedSegment&) = delete;
 
   bool pinned() const { return pinned_; }
   uint64_t bytes() const override { return host_->bytes(); }
@@ -111,6 +117,7 @@ class PinnedSegment : public MemorySegment {
 
  private:
   const std::shared_ptr<CudaContext> context_;
+  const std::shared_ptr<std::atomic<uint64_t>> count_;
   std::unique_ptr<MemorySegment> host_;
   const bool pinned_;
 };
@@ -123,7 +130,7 @@ CUdeviceptr DevicePointer(const MemorySegment* segment) {
 }
 
 bool IsPinned(const MemorySegment* segment) {
-  const auto* host = dynamic_cast<const PinnedSegment*>(segment);
+  const auto* host = dynamic_cast<const CountedSegment*>(segment);
   return host != nullptr && host->pinned();
 }
 
@@ -207,14 +214,14 @@ absl::StatusOr<std::unique_ptr<MemorySegment>> PinnedHostMemory::Allocate(absl::
     }
   }
   if (pinned.ok()) {
-    pinned_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-    return std::make_unique<PinnedSegment>(context_, *std::move(host), /*pinned=*/true);
+    return std::make_unique<CountedSegment>(context_, pinned_bytes_, *std::move(host),
+                                            /*pinned=*/true);
   }
-  pageable_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   log_(absl::StrCat(label, ": ", bytes, " bytes of host memory could not be pinned, so copies to ",
                     "the device go by way of a buffer; is RLIMIT_MEMLOCK (LimitMEMLOCK= in ",
                     "systemd) too low? ", pinned.message()));
-  return std::make_unique<PinnedSegment>(context_, *std::move(host), /*pinned=*/false);
+  return std::make_unique<CountedSegment>(context_, pageable_bytes_, *std::move(host),
+                                          /*pinned=*/false);
 }
 
 }  // namespace embcache

@@ -70,15 +70,18 @@ class PinnedHostMemory : public MemoryResource {
   uint64_t granularity() const override { return host_.granularity(); }
   std::string device_uuid() const override { return ""; }
 
-  uint64_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_relaxed); }
-  uint64_t pageable_bytes() const { return pageable_bytes_.load(std::memory_order_relaxed); }
+  uint64_t pinned_bytes() const { return pinned_bytes_->load(std::memory_order_relaxed); }
+  uint64_t pageable_bytes() const { return pageable_bytes_->load(std::memory_order_relaxed); }
 
  private:
   const std::shared_ptr<CudaContext> context_;
   HostMemory host_;
   const std::function<void(absl::string_view)> log_;
-  std::atomic<uint64_t> pinned_bytes_ = 0;    // ever allocated
-  std::atomic<uint64_t> pageable_bytes_ = 0;  // ever allocated
+  // Of the segments that there are.
+  const std::shared_ptr<std::atomic<uint64_t>> pinned_bytes_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
+  const std::shared_ptr<std::atomic<uint64_t>> pageable_bytes_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
 };
 
 }  // namespace embcache

@@ -112,6 +112,24 @@ void AdminService::VerifyL3(const CallContext& context, const v1::VerifyL3Reques
       });
 }
 
+void AdminService::Resize(const CallContext& context, const v1::ResizeRequest& request,
+                          v1::ResizeResponse* response, Done done) {
+  if (absl::Status allowed = RequireAdmin(context); !allowed.ok()) return done(std::move(allowed));
+  if (request.tier() != v1::L1 && request.tier() != v1::L2) {
+    return done(absl::InvalidArgumentError("tier: must be L1 or L2"));
+  }
+  deps_.resizer->Resize(
+      request.tier() == v1::L1 ? TierId::kL1 : TierId::kL2, request.capacity_bytes(),
+      context.deadline,
+      [response, done = std::move(done)](absl::StatusOr<Resizer::Resized> resized) mutable {
+        if (resized.ok()) {
+          response->set_previous_bytes(resized->previous_bytes);
+          response->set_capacity_bytes(resized->capacity_bytes);
+        }
+        done(resized.status());
+      });
+}
+
 void AdminService::Sessions(const CallContext& context, const v1::SessionsRequest& request,
                             v1::SessionsResponse* response, Done done) {
   if (context.caller == Caller::kNetwork) {

@@ -7,6 +7,7 @@
 #include "absl/functional/any_invocable.h"
 #include "embcache/v1/admin.pb.h"
 #include "server/call_context.h"
+#include "server/resizer.h"
 #include "server/session_registry.h"
 #include "storage/tiered_cache.h"
 
@@ -21,6 +22,7 @@ struct AdminServiceDeps {
   absl::AnyInvocable<void() const> drain;
   // Told of every model that Clear has cleared; may be empty. Must return at once.
   absl::AnyInvocable<void(absl::string_view) const> epoch_advanced;
+  Resizer* resizer = nullptr;
 };
 
 class AdminService {
@@ -41,6 +43,8 @@ class AdminService {
                    v1::SetLogLevelResponse* response, Done done);
   void VerifyL3(const CallContext& context, const v1::VerifyL3Request& request,
                 v1::VerifyL3Response* response, Done done);
+  void Resize(const CallContext& context, const v1::ResizeRequest& request,
+              v1::ResizeResponse* response, Done done);
   void Sessions(const CallContext& context, const v1::SessionsRequest& request,
                 v1::SessionsResponse* response, Done done);
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/batch_call.h"
 #include "server/proto_convert.h"
+#include "storage/memory_resource.h"
 
 namespace embcache {
 
@@ -22,10 +23,6 @@ CacheService::CacheService(CacheServiceDeps deps)
       started_(deps_.clock->MonotonicNow()),
       claims_(deps_.claims, deps_.clock),
       hub_(deps_.cache, deps_.max_watchers) {
-  for (const TieredCache::SegmentInfo& segment : deps_.cache->Segments()) {
-    const char* data = segment.memory->host_data();
-    if (data != nullptr) host_data_[segment.id] = data;
-  }
   deps_.registry->OnSessionEnd([this](const Token& session) {
     const ClaimTable::Wakes wakes = claims_.EndSession(session);
   });
@@ -130,13 +127,13 @@ uint64_t CacheService::FillHit(const CallContext& context, ReadHandle handle, Ti
   if (!context.session.has_value()) KeyToProto(info.key, result->mutable_entry()->mutable_key());
   uint64_t inlined = 0;
   if (info.payload_bytes() <= inline_limit) {
-    const auto data = host_data_.find(location.segment);
+    const char* data = handle.memory().host_data();  // nullptr: this process cannot read it
     if (!staged.empty()) {
       inlined = staged.size();
       result->set_inline_(std::move(staged));
-    } else if (data != host_data_.end()) {
+    } else if (data != nullptr) {
       inlined = info.payload_bytes();
-      result->set_inline_(data->second + location.offset, inlined);
+      result->set_inline_(data + location.offset, inlined);
     }
   }
   if (!context.session.has_value()) return inlined;
@@ -211,7 +208,7 @@ class CacheService::GetCall final : public BatchCall {
   // bounded like what it answers, and comes in whatever order the lookups end.
   bool NeedsStaging(const ReadHandle& handle) {
     const uint64_t bytes = handle.info()->payload_bytes();
-    if (bytes > request_.inline_limit() || service_->IsReadable(handle.location())) return false;
+    if (bytes > request_.inline_limit() || handle.memory().host_data() != nullptr) return false;
     return staged_bytes_.fetch_add(bytes) + bytes <= service_->deps_.limits.inline_limit;
   }
 

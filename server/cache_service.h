@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "embcache/v1/embcache.pb.h"
@@ -173,7 +172,6 @@ class CacheService {
   // Whether the session of `context` can use what is at `location`.
   bool CanUse(const CallContext& context, const Location& location) const;
   // Whether the CPU can read it.
-  bool IsReadable(const Location& location) const { return host_data_.contains(location.segment); }
   void StartClaimingLookup(const CallContext& context, const v1::GetRequest& request, CacheKey key,
                            std::vector<TensorExpectation> expect, Place place,
                            ClaimingLookup::Callback done);
@@ -188,7 +186,6 @@ class CacheService {
 
   const CacheServiceDeps deps_;
   const absl::Duration started_;                          // monotonic
-  absl::flat_hash_map<uint32_t, const char*> host_data_;  // of segments that this process can read
   std::atomic<bool> draining_ = false;
   ClaimTable claims_;
   EventHub hub_;

@@ -55,7 +55,7 @@ struct Config {
   uint64_t l1_max_entries = 0;  // 0 = no bound but the bytes
   uint64_t l2_capacity_bytes = 0;
   uint64_t l2_max_entries = 0;
-  uint64_t segment_bytes = uint64_t{16} << 30;
+  uint64_t segment_bytes = 0;  // 0 = by the tier's size
   bool huge_pages = false;
   bool fast_path = true;
   uint64_t fast_index_entries = 0;  // 0 = by the capacities

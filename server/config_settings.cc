@@ -309,8 +309,9 @@ std::vector<Setting> PlaceAndMemorySettings() {
            "memory of the second tier, reserved at start; 0 = no such tier"),
       Count("l2-max-entries", &Config::l2_max_entries, 0, uint64_t{1} << 40,
             "entries in L2; 0 = bound by bytes alone"),
-      Size("segment-bytes", &Config::segment_bytes, 4 * kKiB, kMaxMemoryBytes,
-           "a tier larger than this is several segments; bounds the largest entry"),
+      Size("segment-bytes", &Config::segment_bytes, 0, kMaxMemoryBytes,
+           "a tier larger than this is several segments; bounds the largest entry, and what a "
+           "resize gives back at a time; 0 = an eighth of the tier, from 256MiB to 16GiB"),
       Switch("huge-pages", &Config::huge_pages, "ask for transparent huge pages"),
       Switch("fast-path", &Config::fast_path,
              "let clients read hits from a shared index, without a call; not with a lease-ttl"),

@@ -13,17 +13,14 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "gpu/gpu_device.h"
-#include "server/proto_convert.h"
+#include "server/control_packets.h"
 #include "spdlog/spdlog.h"
 #include "storage/check.h"
 
 namespace embcache {
 namespace {
 
-constexpr size_t kMaxPacketBytes = size_t{64} * 1024;
-constexpr size_t kDescriptorsPerPacket = 64;
 // So that one busy connection does not keep the thread from the others.
 constexpr int kPacketsPerTurn = 16;
 constexpr int kAcceptsPerTurn = 64;
@@ -36,48 +33,6 @@ constexpr uint64_t kStopTag = 2;
 constexpr uint64_t kFirstId = 2;
 uint64_t SocketTag(uint64_t id) { return id << 1; }
 uint64_t PidfdTag(uint64_t id) { return (id << 1) | 1; }
-
-// False when the packet could not be sent whole at once.
-bool Send(int socket, const v1::ServerPacket& packet, absl::Span<const int> descriptors = {}) {
-  EMB_CHECK(descriptors.size() <= kDescriptorsPerPacket);
-  std::string bytes;
-  if (!packet.SerializeToString(&bytes) || bytes.size() > kMaxPacketBytes) return false;
-  iovec data = {bytes.data(), bytes.size()};
-  msghdr message = {};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(kDescriptorsPerPacket * sizeof(int))] = {};
-  if (!descriptors.empty()) {
-    const size_t size = descriptors.size() * sizeof(int);
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(size);
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(size);
-    std::memcpy(CMSG_DATA(header), descriptors.data(), size);
-  }
-  ssize_t sent;
-  do {
-    sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  return sent == static_cast<ssize_t>(bytes.size());
-}
-
-void SegmentToProto(const TieredCache::SegmentInfo& segment, v1::Segment* to) {
-  to->set_id(segment.id);
-  to->set_generation(segment.generation);
-  to->set_tier(TierToProto(segment.tier));
-  to->set_bytes(segment.memory->bytes());
-  to->set_device_uuid(segment.device_uuid);
-  to->set_cuda_ipc_handle(segment.memory->cuda_ipc_handle());
-}
-
-std::string Describe(const SessionPeer& peer) {
-  return absl::StrCat("\"", absl::Utf8SafeCHexEscape(peer.name), "\" (",
-                      peer.writer ? "writer" : "reader", ", pid ", peer.pid, ", uid ", peer.uid,
-                      ")");
-}
 
 void LogSession(LogEvery* limiter, const SessionPeer& peer, const char* what) {
   const auto skipped = limiter->Next();
@@ -192,6 +147,7 @@ void ControlSocket::Tick() {
   registry_->Tick();
   tick_();
   AnnounceFastIndex();
+  AnnounceSegments();
   if (registry_->draining() && !draining_announced_) AnnounceDraining();
   // A process that lost its connection need not be watched once its session has ended otherwise.
   absl::erase_if(connections_, [&](const auto& connection) {
@@ -207,7 +163,7 @@ void ControlSocket::AnnounceDraining() {
   std::vector<Connection*> stuck;
   for (const auto& [id, connection] : connections_) {
     if (!connection->welcomed || !connection->socket) continue;
-    if (!Send(connection->socket.get(), packet)) stuck.push_back(connection.get());
+    if (!SendPacket(connection->socket.get(), packet)) stuck.push_back(connection.get());
   }
   for (Connection* connection : stuck) Disconnect(connection);
 }
@@ -222,10 +178,12 @@ void ControlSocket::AnnounceFastIndex() {
   for (const auto& [id, connection] : connections_) {
     if (connection->fast == nullptr || !connection->socket) continue;
     const int fd = index->read_only_fd();
-    if (!Send(connection->socket.get(), packet, {&fd, 1})) stuck.push_back(connection.get());
+    if (!SendPacket(connection->socket.get(), packet, {&fd, 1})) stuck.push_back(connection.get());
   }
   for (Connection* connection : stuck) Disconnect(connection);
 }
+
+// --- New connections ----------------------------------------------------------------------------
 
 void ControlSocket::AcceptAll() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
@@ -300,8 +258,17 @@ void ControlSocket::Receive(Connection* connection) {
 bool ControlSocket::HandlePacket(Connection* connection, absl::string_view packet) {
   if (!connection->welcomed) return HandleHello(connection, packet);
   v1::ClientPacket parsed;
-  if (parsed.ParseFromArray(packet.data(), static_cast<int>(packet.size())) &&
-      parsed.has_goodbye()) {
+  const bool sound = parsed.ParseFromArray(packet.data(), static_cast<int>(packet.size()));
+  if (sound && parsed.has_segments_seen()) {
+    for (Departure& departure : departures_) {
+      if (departure.change == parsed.segments_seen().change()) {
+        departure.waiting.erase(connection->id);
+      }
+    }
+    SweepDepartures();
+    return true;
+  }
+  if (sound && parsed.has_goodbye()) {
     LogSession(&session_log_, connection->peer, "said goodbye");
     registry_->Close(connection->token);
     Erase(connection);
@@ -354,11 +321,13 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
   connection->peer.sees_device =
       std::any_of(hello.device_uuids().begin(), hello.device_uuids().end(),
                   [&](const auto& uuid) { return SameDeviceUuid(uuid, options_.device_uuid); });
+  connection->segment_changes = hello.segment_changes();
   if (!hello.acknowledges().empty()) {
     Token old;
     std::copy(hello.acknowledges().begin(), hello.acknowledges().end(), old.begin());
     registry_->Acknowledge(old, connection->peer.uid);
   }
+  AnnounceSegments();  // so that the Welcome has the latest
   absl::StatusOr<Token> token = registry_->Open(connection->peer);
   if (!token.ok()) return refuse(token.status());
   connection->token = *token;
@@ -389,11 +358,7 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
 
 bool ControlSocket::SendWelcome(const Connection& connection) {
   WelcomeInfo info = welcome_();
-  if (!options_.device_uuid.empty() && !connection.peer.sees_device) {
-    const auto on_device = [](const auto& segment) { return !segment.device_uuid.empty(); };
-    info.segments.erase(std::remove_if(info.segments.begin(), info.segments.end(), on_device),
-                        info.segments.end());
-  }
+  const std::vector<TieredCache::SegmentInfo> segments = SeenBy(connection, segments_);
   size_t next = 0;
   const size_t most = kDescriptorsPerPacket - (connection.fast != nullptr ? 2 : 0);
   do {
@@ -405,17 +370,9 @@ bool ControlSocket::SendWelcome(const Connection& connection) {
     *welcome.mutable_limits() = info.limits;
     welcome.set_version(info.version);
     std::vector<int> descriptors;
-    const size_t end = std::min(info.segments.size(), next + most);
-    for (; next < end; ++next) {
-      const TieredCache::SegmentInfo& segment = info.segments[next];
-      v1::WelcomeSegment& described = *welcome.add_segments();
-      SegmentToProto(segment, described.mutable_segment());
-      const int fd =
-          connection.peer.writer ? segment.memory->writable_fd() : segment.memory->read_only_fd();
-      described.set_passed_by_descriptor(fd >= 0);
-      if (fd >= 0) descriptors.push_back(fd);
-    }
-    welcome.set_more(next < info.segments.size());
+    next = DescribeSegments(segments, next, most, connection.peer.writer,
+                            welcome.mutable_segments(), &descriptors);
+    welcome.set_more(next < segments.size());
     if (!welcome.more() && connection.fast != nullptr) {
       v1::FastPath& fast = *welcome.mutable_fast_path();
       fast.set_layout_version(EMBCACHE_FAST_VERSION);
@@ -424,8 +381,8 @@ bool ControlSocket::SendWelcome(const Connection& connection) {
       descriptors.push_back(fast_index_->read_only_fd());
       descriptors.push_back(connection.fast->memory().writable_fd());
     }
-    if (!Send(connection.socket.get(), packet, descriptors)) return false;
-  } while (next < info.segments.size());
+    if (!SendPacket(connection.socket.get(), packet, descriptors)) return false;
+  } while (next < segments.size());
   return true;
 }
 
@@ -439,7 +396,7 @@ void ControlSocket::Refuse(Connection* connection, const absl::Status& why) {
   v1::ServerPacket packet;
   packet.mutable_refusal()->set_code(static_cast<int>(why.code()));
   packet.mutable_refusal()->set_message(std::string(why.message()));
-  Send(connection->socket.get(), packet);
+  SendPacket(connection->socket.get(), packet);
   Erase(connection);
 }
 

@@ -22,6 +22,7 @@
 
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -30,6 +31,7 @@
 #include "embcache/v1/control.pb.h"
 #include "server/logging.h"
 #include "server/peer.h"
+#include "server/segment_board.h"
 #include "server/session_registry.h"
 #include "server/unique_fd.h"
 #include "server/unix_listener.h"
@@ -50,6 +52,11 @@ struct ControlSocketOptions {
   absl::Duration tick_period = absl::Milliseconds(50);
   // UUID of the device whose memory L1 is; empty: none. Its segments are told to those who see it.
   std::string device_uuid;
+  // How long sessions may take to give up segments that went. Host memory is then freed without
+  // them.
+  absl::Duration segments_patience = absl::Seconds(5);
+  // Is told how far the sessions follow the segments; may be null. Outlives the socket.
+  SegmentBoard* board = nullptr;
   // False: do as if pidfds could not be had (a client in another PID namespace and a kernel before
   // 6.5). The end of a connection then counts as the end of its process.
   bool watch_processes = true;
@@ -58,6 +65,7 @@ struct ControlSocketOptions {
 // What every Welcome says.
 struct WelcomeInfo {
   Token epoch = {};
+  uint64_t segments_version = 0;  // of TieredCache; not newer than `segments`
   std::vector<TieredCache::SegmentInfo> segments;
   v1::Limits limits;
   std::string version;
@@ -65,8 +73,8 @@ struct WelcomeInfo {
 
 class ControlSocket {
  public:
-  // `registry` outlives the socket. `welcome` is called for each new session; `tick` every
-  // tick_period, after registry->Tick(). INVALID_ARGUMENT: the path is too long.
+  // `registry` outlives the socket. `welcome` is called for each new session and every tick_period;
+  // `tick` every tick_period, after registry->Tick(). INVALID_ARGUMENT: the path is too long.
   static absl::StatusOr<std::unique_ptr<ControlSocket>> Start(
       ControlSocketOptions options, SessionRegistry* registry,
       absl::AnyInvocable<WelcomeInfo()> welcome, absl::AnyInvocable<void()> tick);
@@ -87,9 +95,20 @@ class ControlSocket {
     SessionPeer peer;
     bool allowed = true;
     bool welcomed = false;
+    bool segment_changes = false;           // the client understands them
     std::shared_ptr<const FastTable> fast;  // null: the client asked for no fast path
-    Token token = {};               // when welcomed
-    absl::Duration hello_deadline;  // monotonic, until welcomed
+    Token token = {};                       // when welcomed
+    absl::Duration hello_deadline;          // monotonic, until welcomed
+  };
+
+  // Segments that went, until the sessions that were told of them have given them up.
+  struct Departure {
+    uint64_t change = 0;
+    std::vector<TieredCache::SegmentInfo> segments;
+    absl::flat_hash_set<uint64_t> waiting;  // ids of connections
+    bool blind = false;       // somebody had to be disconnected, and cannot be waited for otherwise
+    absl::Duration deadline;  // monotonic
+    bool overdue = false;
   };
 
   ControlSocket(ControlSocketOptions options, UnixListener listener, SessionRegistry* registry,
@@ -103,6 +122,16 @@ class ControlSocket {
   void AnnounceDraining();
   // Tells those who read the shared index when it is another one.
   void AnnounceFastIndex();
+  // control_socket_segments.cc: tells everybody of segments that came or went.
+  void AnnounceSegments();
+  bool SendSegments(const Connection& connection,
+                    const std::vector<TieredCache::SegmentInfo>& added,
+                    const std::vector<TieredCache::SegmentInfo>& removed);
+  // Segments in memory of a device are told to those who see it.
+  bool CanSee(const Connection& connection, const TieredCache::SegmentInfo& segment) const;
+  std::vector<TieredCache::SegmentInfo> SeenBy(
+      const Connection& connection, std::vector<TieredCache::SegmentInfo> segments) const;
+  void SweepDepartures();
   void AcceptAll();
   bool AcceptOne();
   void Receive(Connection* connection);
@@ -134,6 +163,10 @@ class ControlSocket {
   bool listener_paused_ = false;
   bool draining_announced_ = false;
   std::shared_ptr<const MemorySegment> fast_index_;  // as the clients know it
+  uint64_t segments_version_ = 0;
+  std::vector<TieredCache::SegmentInfo> segments_;  // as the clients know them
+  uint64_t last_change_ = 0;
+  std::vector<Departure> departures_;
   uint64_t next_id_ = 1;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Connection>> connections_;
   absl::btree_set<uint64_t> pending_;  // ids not welcomed yet, the oldest first

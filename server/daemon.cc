@@ -224,6 +224,11 @@ absl::Status Daemon::CheckHostMemory() const {
       wanted, " bytes, but only ", available.bytes, " are available (", available.source, ")"));
 }
 
+absl::StatusOr<uint64_t> Daemon::FreeBytes(TierId tier) const {
+  if (device_ != nullptr && tier == TierId::kL1) return device_->FreeBytes();
+  return ReadAvailableMemory().bytes;
+}
+
 absl::Status Daemon::OpenCache() {
   auto device = ChooseDevice(config_);
   if (!device.ok()) return device.status();
@@ -277,9 +282,11 @@ absl::Status Daemon::OpenSockets() {
   deps.claims.max_claims_per_session = config_.max_claims_per_session;
   deps.claims.max_waiters = config_.max_waiters;
   cache_service_ = std::make_unique<CacheService>(std::move(deps));
-  admin_service_ = std::make_unique<AdminService>(
-      AdminServiceDeps{cache_.get(), registry_.get(), [this] { Drain(); },
-                       [this](absl::string_view model) { cache_service_->EpochAdvanced(model); }});
+  resizer_ = std::make_unique<Resizer>(cache_.get(), &board_,
+                                       [this](TierId tier) { return FreeBytes(tier); });
+  admin_service_ = std::make_unique<AdminService>(AdminServiceDeps{
+      cache_.get(), registry_.get(), [this] { Drain(); },
+      [this](absl::string_view model) { cache_service_->EpochAdvanced(model); }, resizer_.get()});
   claim_timer_ = std::thread([service = cache_service_.get()] {
     pthread_setname_np(pthread_self(), "claims");
     service->ExpireClaims();
@@ -298,6 +305,7 @@ absl::Status Daemon::OpenSockets() {
   control.path = ControlSocketPath(config_.socket_dir);
   control.access = access_;
   control.peers = peers_;
+  control.board = &board_;
   if (device_ != nullptr) control.device_uuid = device_->uuid();
   auto socket = ControlSocket::Start(
       std::move(control), registry_.get(), [this] { return MakeWelcome(); }, [this] { Tick(); });
@@ -392,6 +400,7 @@ void Daemon::SetDeviceServing(bool serving) {
 WelcomeInfo Daemon::MakeWelcome() const {
   WelcomeInfo info;
   info.epoch = epoch_;
+  info.segments_version = cache_->segments_version();
   info.segments = cache_->Segments();
   info.version = EMBCACHE_VERSION;
   const SessionLimits limits = MakeSessionLimits(config_);
@@ -459,6 +468,7 @@ absl::Status Daemon::FlushL3() {
 absl::Status Daemon::Stop() {
   http_.reset();
   pages_.reset();
+  if (resizer_ != nullptr) resizer_->Stop();
   if (control_ != nullptr) control_->Stop();
   control_.reset();
   {
@@ -480,6 +490,7 @@ absl::Status Daemon::Stop() {
   rpc_.reset();
   flushed.Update(FlushL3());
   admin_service_.reset();
+  resizer_.reset();
   cache_service_.reset();
   device_guard.reset();  // what it gives up, it tells the cache
   // Clients may have it mapped until they see that their sessions are over.

@@ -28,7 +28,9 @@
 #include "server/control_socket.h"
 #include "server/http_endpoint.h"
 #include "server/operator_pages.h"
+#include "server/resizer.h"
 #include "server/rpc_server.h"
+#include "server/segment_board.h"
 #include "server/session_registry.h"
 #include "server/stats_history.h"
 #include "server/unique_fd.h"
@@ -79,6 +81,7 @@ class Daemon {
   absl::Status OpenDirectory();
   absl::Status OpenCache();
   absl::Status CheckHostMemory() const;
+  absl::StatusOr<uint64_t> FreeBytes(TierId tier) const;
   void DeviceLost(TieredCache* cache, const absl::Status& why);
   absl::Status OpenSockets();
   absl::Status OpenHttp();
@@ -114,6 +117,8 @@ class Daemon {
   std::unique_ptr<TieredCache> cache_;
   std::unique_ptr<StatsHistory> history_;
   std::unique_ptr<SessionRegistry> registry_;
+  SegmentBoard board_;
+  std::unique_ptr<Resizer> resizer_;
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::thread claim_timer_;

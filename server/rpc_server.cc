@@ -305,6 +305,7 @@ void RpcServer::Impl::RegisterMethods(grpc::ServerCompletionQueue* queue) {
   Register(queue, admin, &AsyncAdmin::RequestDrain, admin_, &AdminService::Drain);
   Register(queue, admin, &AsyncAdmin::RequestSetLogLevel, admin_, &AdminService::SetLogLevel);
   Register(queue, admin, &AsyncAdmin::RequestVerifyL3, admin_, &AdminService::VerifyL3);
+  Register(queue, admin, &AsyncAdmin::RequestResize, admin_, &AdminService::Resize);
   Register(queue, admin, &AsyncAdmin::RequestSessions, admin_, &AdminService::Sessions);
   Register(queue, &async_health_, &AsyncHealth::RequestCheck, &health_, &HealthService::Check);
 }

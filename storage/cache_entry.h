@@ -32,6 +32,7 @@ enum class EntryState : uint8_t {
   kDemoting,     // whole in L1, on its way to L2; a lookup calls the move off, unless it is one
                  // that wants the entry there: those wait
   kPromoting,    // whole in L2, on its way to L1; waiters wait
+  kRelocating,   // whole, on its way out of a segment that goes, within its tier; waiters wait
   kWritingBack,  // whole, leaving memory as soon as its bytes are staged for L3; a lookup calls it
                  // off
 };
@@ -44,11 +45,12 @@ struct CacheEntry {
   uint64_t model_epoch = 0;
   uint64_t publication = 0;  // in the shared index, or in its limbo; 0 = neither
   MemoryRange range;         // in `tier`; bytes 0 = none yet
-  MemoryRange target;        // in the other tier, while a copy is under way; bytes 0 = none
+  // While a copy is under way: in the other tier, or in the same when relocating. bytes 0 = none.
+  MemoryRange target;
   TierId tier = TierId::kL1;
   EntryState state = EntryState::kReserved;
   bool doomed = false;      // unreachable by key
-  bool called_off = false;  // kDemoting, kPromoting, kWritingBack: stay after all
+  bool called_off = false;  // kDemoting, kPromoting, kRelocating, kWritingBack: stay after all
   bool for_host = false;    // kDemoting: on behalf of a lookup and not to make room
   bool saved = false;       // L3 has this generation
   bool admitted = false;    // may be written to L3

@@ -22,14 +22,16 @@ struct CacheWork {
 
   Step promotion;  // the copy from L2 to L1
   Step demotion;   // the copy from L1 to L2
-  Step l3_read;    // of one entry, successful or not
+  Step relocation;  // the copy within a tier, out of a segment that goes
+  Step l3_read;     // of one entry, successful or not
   Step l3_write;
   LatencyHistogram hit_bytes;    // of each entry found
   LatencyHistogram saved_bytes;  // of each entry committed
 
-  std::array<std::pair<absl::string_view, const Step*>, 4> Steps() const {
+  std::array<std::pair<absl::string_view, const Step*>, 5> Steps() const {
     return {{{"promote", &promotion},
              {"demote", &demotion},
+             {"relocate", &relocation},
              {"l3_read", &l3_read},
              {"l3_write", &l3_write}}};
   }

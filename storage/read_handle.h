@@ -15,6 +15,7 @@
 
 namespace embcache {
 
+class MemorySegment;
 class TieredCache;
 struct CacheEntry;
 
@@ -39,6 +40,7 @@ class ReadHandle {
       cache_ = std::exchange(other.cache_, nullptr);
       entry_ = std::exchange(other.entry_, nullptr);
       info_ = std::move(other.info_);
+      memory_ = other.memory_;
       location_ = other.location_;
       generation_ = other.generation_;
     }
@@ -50,6 +52,8 @@ class ReadHandle {
   // The rest REQUIRES: the handle is not empty.
   const std::shared_ptr<const EntryInfo>& info() const { return info_; }
   const Location& location() const { return location_; }
+  // What location() is a place in.
+  const MemorySegment& memory() const { return *memory_; }
   uint64_t generation() const { return generation_; }
 
   // A second pin on the same bytes.
@@ -63,6 +67,7 @@ class ReadHandle {
   TieredCache* cache_ = nullptr;
   CacheEntry* entry_ = nullptr;
   std::shared_ptr<const EntryInfo> info_;
+  const MemorySegment* memory_ = nullptr;
   Location location_;
   uint64_t generation_ = 0;
 };

@@ -31,7 +31,8 @@ absl::StatusOr<std::unique_ptr<TieredCache>> TieredCache::Create(const TieredCac
   EMB_CHECK(deps.store == nullptr || deps.executor != nullptr);
   absl::StatusOr<MemoryTier> l1 = MemoryTier::Create(TierId::kL1, options.l1, deps.l1_memory);
   if (!l1.ok()) return l1.status();
-  absl::StatusOr<MemoryTier> l2 = MemoryTier::Create(TierId::kL2, options.l2, deps.l2_memory);
+  absl::StatusOr<MemoryTier> l2 = MemoryTier::Create(TierId::kL2, options.l2, deps.l2_memory,
+                                                     static_cast<uint32_t>(l1->segments().size()));
   if (!l2.ok()) return l2.status();
   if (!l1->enabled() && !l2->enabled()) {
     return absl::InvalidArgumentError("l1 and l2 capacity_bytes: at least one must not be 0");
@@ -50,7 +51,7 @@ TieredCache::TieredCache(const TieredCacheOptions& options, const TieredCacheDep
                          MemoryTier l1, MemoryTier l2, std::unique_ptr<FastPath> fast)
     : options_(options),
       deps_(deps),
-      l1_on_device_(l1.enabled() && !l1.device_uuid().empty()),
+      l1_on_device_(!l1.device_uuid().empty()),
       models_(/*keeps_epochs=*/deps.store != nullptr),
       tiers_{Tier(std::move(l1)), Tier(std::move(l2))},
       queue_(options.l3_queue_entries, options.l3_queue_bytes),
@@ -58,8 +59,15 @@ TieredCache::TieredCache(const TieredCacheOptions& options, const TieredCacheDep
   absl::MutexLock lock(&mu_);
   tiers_[0].max_entries = options.l1.max_entries;
   tiers_[1].max_entries = options.l2.max_entries;
-  tiers_[1].first_segment_id = static_cast<uint32_t>(tiers_[0].memory.segments().size());
-  for (Tier& tier : tiers_) tier.policy = NewLruPolicy();
+  tiers_[0].segment_bytes = options.l1.segment_bytes;
+  tiers_[1].segment_bytes = options.l2.segment_bytes;
+  for (Tier& tier : tiers_) {
+    tier.policy = NewLruPolicy();
+    // The size of the segments that come later is that of those there are from the start.
+    const uint64_t capacity = tier.memory.capacity_bytes();
+    if (tier.segment_bytes == 0 && capacity > 0) tier.segment_bytes = DefaultSegmentBytes(capacity);
+    next_segment_id_ += static_cast<uint32_t>(tier.memory.segments().size());
+  }
   if (deps_.store == nullptr) return;
   next_generation_ = deps_.store->max_generation() + 1;
   for (const auto& [model, epoch] : deps_.store->ModelEpochs()) models_.LoadEpoch(model, epoch);
@@ -188,7 +196,7 @@ bool TieredCache::RemoveKeyLocked(CacheKey key, RemoveReason reason, StatusCallb
 Location TieredCache::LocationLocked(const CacheEntry& entry) const {
   const Tier& tier = TierOf(entry.tier);
   return Location{.tier = entry.tier,
-                  .segment = tier.first_segment_id + entry.range.segment,
+                  .segment = tier.memory.segments()[entry.range.segment].id,
                   .segment_generation = 1,
                   .offset = entry.range.offset,
                   .bytes = entry.payload_bytes()};
@@ -200,6 +208,7 @@ ReadHandle TieredCache::PinLocked(CacheEntry* entry) {
   handle.cache_ = this;
   handle.entry_ = entry;
   handle.info_ = entry->info;
+  handle.memory_ = MemoryOfLocked(entry->tier, entry->range);
   handle.location_ = LocationLocked(*entry);
   handle.generation_ = entry->generation;
   return handle;
@@ -216,7 +225,9 @@ void TieredCache::Unpin(CacheEntry* entry) {
   AfterUnlock after;
   {
     absl::MutexLock lock(&mu_);
+    const bool last = entry->pins == 1 && !entry->doomed;
     UnpinLocked(entry, after);
+    if (last) LeaveClosingLocked(entry, after);
   }
   after.Run();
 }
@@ -578,6 +589,10 @@ void TieredCache::TickLocked(AfterUnlock& after) {
   if (!sweeps_.empty()) SweepModelLocked(after);
   FastTickLocked(after);
   TickModelsLocked(after);
+  for (Tier& tier : tiers_) {
+    tier.drained_up_to.reset();
+    DrainClosingLocked(tier.memory.id(), after);
+  }
   TellLostLocked(after);
   KickPersistLocked(after);
 }

@@ -15,6 +15,7 @@
 //   (none) --L3 hit--> LOADING --read, checked--> RESIDENT --evicted/deleted/replaced--> (none)
 //   (none) --Commit--> RESIDENT                   RESIDENT(L1) <--copy--> RESIDENT(L2) by way of
 //                                                 DEMOTING / PROMOTING
+//                                                 RESIDENT --RELOCATING--> RESIDENT, same tier
 //   Any of them can be *doomed*: unreachable by key, its memory freed when its last pin ends.
 
 #ifndef EMBCACHE_STORAGE_TIERED_CACHE_H_
@@ -58,92 +59,9 @@
 #include "storage/persistent_store.h"
 #include "storage/put_gate.h"
 #include "storage/read_handle.h"
+#include "storage/tiered_cache_types.h"
 
 namespace embcache {
-
-// When an entry is written to L3.
-enum class L3WriteMode {
-  kThrough,  // after its commit, in the background
-  kEvict,    // when L2 (or L1, without L2) evicts it
-};
-
-// Which entries are.
-enum class L3Admit {
-  kAlways,
-  // Those asked for again: by a hit, or by another put of a key that was put before, as far as the
-  // last kGhostKeys of those are remembered.
-  kSecondHit,
-};
-
-struct TieredCacheOptions {
-  static constexpr size_t kGhostKeys = 65536;
-  static constexpr size_t kRememberedEvents = 65536;
-
-  MemoryTierOptions l1;
-  MemoryTierOptions l2;  // capacity_bytes 0 = no such tier
-  L3WriteMode l3_write = L3WriteMode::kThrough;
-  L3Admit l3_admit = L3Admit::kAlways;
-  // Writes waiting for the disk: the newest is dropped when either bound is reached.
-  uint64_t l3_queue_entries = 4096;
-  uint64_t l3_queue_bytes = uint64_t{1} << 30;
-  // A reservation neither committed nor aborted by then is given up.
-  absl::Duration reservation_ttl = absl::Seconds(30);
-  // Gets that may wait for one entry's copy or load; more fail with RESOURCE_EXHAUSTED.
-  uint32_t max_waiters_per_entry = 4096;
-  // Entries that clients can find without a call, at most; 0 = no fast path.
-  uint64_t fast_index_entries = 0;
-};
-
-// The ports, not owned; they outlive the cache. store may be nullptr: no L3.
-struct TieredCacheDeps {
-  Clock* clock = nullptr;
-  Executor* executor = nullptr;  // for the disk
-  CopyEngine* copier = nullptr;
-  MemoryResource* l1_memory = nullptr;
-  MemoryResource* l2_memory = nullptr;
-  PersistentStore* store = nullptr;
-  PutGate* gate = nullptr;  // told of puts under way, unless the store must not wait for them
-  MemoryResource* fast_memory = nullptr;  // of the shared index and the pin tables: host memory
-};
-
-using ReservationId = uint64_t;  // never 0, never reused
-
-struct ReserveRequest {
-  CacheKey key;
-  TensorLayout layout;
-  Metadata metadata;
-  uint64_t encode_cost_us = 0;
-  absl::Duration ttl = absl::InfiniteDuration();
-  Place place = Place::kAny;
-};
-
-struct ReservedPlace {
-  ReservationId id = 0;
-  Location location;
-};
-
-struct ListedEntry {
-  CacheKey key;
-  TierId tier;
-  uint64_t payload_bytes = 0;
-  uint64_t generation = 0;
-  bool on_disk = false;
-  uint32_t pins = 0;
-  absl::Time created = absl::UnixEpoch();  // memory tiers only
-  uint64_t encode_cost_us = 0;             // memory tiers only
-};
-
-struct ListQuery {
-  std::string model;                // empty: all
-  std::string content_hash_prefix;  // raw bytes
-  std::string after;                // encoded key to start behind
-  size_t limit = 100;
-};
-
-struct ListPage {
-  std::vector<ListedEntry> entries;
-  std::string next;  // `after` for the next page; empty when this was the last
-};
 
 class TieredCache {
  public:
@@ -261,10 +179,35 @@ class TieredCache {
     uint32_t id = 0;
     uint64_t generation = 0;
     TierId tier = TierId::kL1;
-    const MemorySegment* memory = nullptr;  // lives as long as the cache
+    std::shared_ptr<const MemorySegment> memory;
     std::string device_uuid;
   };
+  // In no particular order.
   std::vector<SegmentInfo> Segments() const;
+  // Another one whenever what Segments() says has changed.
+  uint64_t segments_version() const;
+
+  // --- Resizing (server/resizer.h puts the steps together). One tier at a time, by one caller ---
+  // Takes segments out of use until those left have at most `capacity_bytes`. From now on what is
+  // in them leaves for the other segments, and what does not fit there is evicted; pins are waited
+  // for. A segment is gone, and no longer among Segments(), as soon as nothing is in it.
+  void StartShrink(TierId tier, uint64_t capacity_bytes);
+  // Whether all of them are gone; waits until `deadline` at most.
+  bool AwaitShrunk(TierId tier, absl::Time deadline) const;
+  struct Shrunk {
+    std::vector<std::shared_ptr<const MemorySegment>> gone;  // freed by the last who has one
+    uint64_t pinned_bytes = 0;  // what kept the others, which are used again
+    uint64_t pinned_entries = 0;
+  };
+  Shrunk EndShrink(TierId tier);
+  // Ends AwaitShrunk.
+  void StopResizing();
+  // Allocates and adds segments for the tier to have `capacity_bytes`, as near as whole segments of
+  // a size worth having come. Nothing is put into them before OpenSegments. On failure there is
+  // none of them.
+  absl::Status AddSegments(TierId tier, uint64_t capacity_bytes);
+  void OpenSegments(TierId tier);
+  uint64_t capacity_bytes(TierId tier) const;
   // Whether L1 is memory of a device, that is, whether Place makes a difference.
   bool l1_on_device() const { return l1_on_device_; }
   // The tier's memory cannot be used any more (its device is lost): its entries are gone, its
@@ -348,7 +291,7 @@ class TieredCache {
 
     MemoryTier memory;
     uint64_t max_entries = 0;
-    uint32_t first_segment_id = 0;
+    uint64_t segment_bytes = 0;  // of the segments that come later, at most; 0 = no matter
     std::unique_ptr<EvictionPolicy> policy;
     // Every allocated range and whose it is, by place: for finding the neighbours of a range.
     absl::btree_map<std::pair<uint32_t, uint64_t>, CacheEntry*> by_place;
@@ -359,6 +302,9 @@ class TieredCache {
     uint64_t leaving = 0;
     uint64_t leaving_bytes = 0;
     uint64_t io_pinned = 0;  // entries with io_pins
+    uint32_t relocating = 0;  // entries, also those that wait for room
+    // How far the closing segments have been looked through since the last tick.
+    std::optional<std::pair<uint32_t, uint64_t>> drained_up_to;
     TierStats stats;         // the counters, and pinned_bytes, reserved_bytes, entries
   };
 
@@ -505,6 +451,21 @@ class TieredCache {
   const MemorySegment* MemoryOfLocked(TierId tier, const MemoryRange& range) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // tiered_cache_resize.cc: segments come and go.
+  void RetireIfEmptiedLocked(TierId tier, uint32_t segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Sends away what can leave the closing segments, a bounded number of entries at a time.
+  void DrainClosingLocked(TierId tier, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EvictSurplusLocked(TierId tier, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same for one entry, if it is in such a segment.
+  void LeaveClosingLocked(CacheEntry* entry, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsMovableLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StartRelocationLocked(CacheEntry* entry, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RelocationRoomLocked(CacheEntry* entry, absl::StatusOr<MemoryRange> room, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishRelocation(CacheEntry* entry, const absl::Status& copied);
+
   // tiered_cache_fast.cc: the shared index. All do nothing when there is none.
   FastEntry FastEntryLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PublishLocked(CacheEntry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -570,6 +531,11 @@ class TieredCache {
   absl::btree_set<std::pair<absl::Time, CacheEntry*>> expiries_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ReservationId, Reservation> reservations_ ABSL_GUARDED_BY(mu_);
   std::deque<std::pair<std::string, std::string>> sweeps_ ABSL_GUARDED_BY(mu_);  // model, after key
+  uint32_t next_segment_id_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t segments_version_ ABSL_GUARDED_BY(mu_) = 1;
+  // Emptied since StartShrink.
+  std::vector<std::shared_ptr<const MemorySegment>> retired_ ABSL_GUARDED_BY(mu_);
+  bool resizing_stopped_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t next_generation_ ABSL_GUARDED_BY(mu_) = 1;
   ReservationId next_reservation_ ABSL_GUARDED_BY(mu_) = 1;
   CacheStats totals_ ABSL_GUARDED_BY(mu_);  // the counters only

@@ -38,6 +38,7 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupForHostLocked(Cac
       entry->called_off = true;  // it is whole in L2, and stays there
       return HitLocked(entry, entry->tier, waiter, after);
     case EntryState::kDemoting:
+    case EntryState::kRelocating:
       return AddWaiterLocked(entry, waiter);
     case EntryState::kWritingBack:
       entry->called_off = true;
@@ -75,6 +76,7 @@ std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupForDeviceLocked(C
       break;  // in no index
     case EntryState::kLoading:
     case EntryState::kPromoting:
+    case EntryState::kRelocating:
       return AddWaiterLocked(entry, waiter);
     case EntryState::kDemoting:
       entry->called_off = true;
@@ -143,6 +145,7 @@ void TieredCache::LoseTier(TierId id) {
   {
     absl::MutexLock lock(&mu_);
     TierOf(id).memory.MarkLost();
+    ++segments_version_;
     PumpLocked(id, after);  // refuses whoever waits for room there
     std::vector<std::string> keys;
     for (const auto& entry : index_) {

@@ -44,6 +44,7 @@ void TieredCache::OwnRangeLocked(TierId tier, const MemoryRange& range, CacheEnt
 void TieredCache::FreeRangeLocked(TierId tier, MemoryRange& range) {
   EMB_CHECK(TierOf(tier).by_place.erase({range.segment, range.offset}) == 1);
   TierOf(tier).memory.Free(range);
+  RetireIfEmptiedLocked(tier, range.segment);
   range = {};
 }
 
@@ -115,6 +116,7 @@ TieredCache::Room TieredCache::MakeRoomLocked(TierId id, const RoomRequest& requ
     if (entry->pins > 0 || entry->state != EntryState::kResident || IsFastPinnedLocked(*entry)) {
       return true;
     }
+    if (tier.memory.IsClosing(entry->range.segment)) return true;  // whose going makes no room
     // The next to leave is being copied out: wait for that, so that the order stays exact.
     copying = entry->io_pins > 0;
     if (!copying) victim = entry;
@@ -137,9 +139,9 @@ std::vector<CacheEntry*> TieredCache::FindRunLocked(TierId id, uint64_t bytes) c
     auto previous = std::prev(it);
     if (previous->first.first != it->first.first) return 0;
     const CacheEntry& entry = *previous->second;
-    const MemoryRange& range = entry.tier == id && entry.range.offset == previous->first.second
-                                   ? entry.range
-                                   : entry.target;
+    const bool there = entry.tier == id && entry.range.segment == previous->first.first &&
+                       entry.range.offset == previous->first.second;
+    const MemoryRange& range = there ? entry.range : entry.target;
     return range.offset + range.bytes;
   };
   const auto end_of = [&](auto it) -> uint64_t {  // where the free space behind `it` ends
@@ -155,7 +157,7 @@ std::vector<CacheEntry*> TieredCache::FindRunLocked(TierId id, uint64_t bytes) c
   tier.policy->VisitCandidates([&](PolicyHook* hook) {
     mu_.AssertHeld();
     CacheEntry* seed = CacheEntry::FromHook(hook);
-    if (!IsEvictableLocked(*seed)) return true;
+    if (!IsEvictableLocked(*seed) || tier.memory.IsClosing(seed->range.segment)) return true;
     auto left = tier.by_place.find({seed->range.segment, seed->range.offset});
     auto right = left;
     std::vector<CacheEntry*> run = {seed};
@@ -284,6 +286,7 @@ void TieredCache::FinishWriteBack(CacheEntry* entry, std::unique_ptr<char[]> pay
       FreeIfUnusedLocked(entry, after);
     }
     KickPersistLocked(after);
+    DrainClosingLocked(tier, after);
     PumpLocked(tier, after);
   }
   after.Run();
@@ -299,7 +302,9 @@ void TieredCache::CopyLater(CacheEntry* entry, TierId to,
              to_offset = entry->target.offset,
              from_segment = MemoryOfLocked(entry->tier, entry->range),
              from_offset = entry->range.offset, bytes = entry->payload_bytes(),
-             step = to == TierId::kL1 ? &work_.promotion : &work_.demotion] {
+             step = to == entry->tier   ? &work_.relocation
+                    : to == TierId::kL1 ? &work_.promotion
+                                        : &work_.demotion] {
     deps_.copier->Copy(
         to_segment, to_offset, from_segment, from_offset, bytes,
         [this, entry, finish, timer = StepTimer(step, bytes)](absl::Status copied) mutable {
@@ -383,6 +388,7 @@ void TieredCache::FinishDemotion(CacheEntry* entry, const absl::Status& copied) 
       AnswerWaitersLocked(entry, TierId::kL1, after);
     }
     KickPersistLocked(after);
+    DrainClosingLocked(TierId::kL1, after);
     PumpLocked(TierId::kL2, after);
     PumpLocked(TierId::kL1, after);
   }

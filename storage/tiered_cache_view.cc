@@ -128,13 +128,13 @@ std::vector<TieredCache::SegmentInfo> TieredCache::Segments() const {
   absl::MutexLock lock(&mu_);
   std::vector<SegmentInfo> segments;
   for (const Tier& tier : tiers_) {
-    if (!tier.memory.enabled()) continue;
-    uint32_t id = tier.first_segment_id;
+    if (tier.memory.lost()) continue;
     for (const MemoryTier::Segment& segment : tier.memory.segments()) {
-      segments.push_back({.id = id++,
+      if (segment.memory == nullptr) continue;
+      segments.push_back({.id = segment.id,
                           .generation = 1,
                           .tier = tier.memory.id(),
-                          .memory = segment.memory.get(),
+                          .memory = segment.memory,
                           .device_uuid = tier.memory.device_uuid()});
     }
   }
@@ -161,8 +161,9 @@ void TieredCache::CheckInvariants() const {
       EMB_CHECK(place != tiers_[tier].by_place.end() && place->second == &entry);
     }
     if (entry.target.bytes > 0) {
-      ++ranges[1 - tier];
-      used[1 - tier] += entry.target.bytes;
+      const int target_tier = entry.state == EntryState::kRelocating ? tier : 1 - tier;
+      ++ranges[target_tier];
+      used[target_tier] += entry.target.bytes;
     }
     if (entry.pins > 0 || entry.state == EntryState::kReserved) {
       found[tier].pinned_bytes += entry.range.bytes;

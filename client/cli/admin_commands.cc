@@ -1,4 +1,4 @@
-// clear, flush, l3, epoch, drain, log-level: what changes the daemon as a whole.
+// clear, flush, l3, resize, epoch, drain, log-level: what changes the daemon as a whole.
 
 #include <algorithm>
 #include <memory>
@@ -111,6 +111,35 @@ void AddL3Commands(CLI::App& app, const Context& context, Action* action) {
   command->callback([&context, action] { *action = [&context] { return RunStatL3(context); }; });
 }
 
+void AddResizeCommand(CLI::App& app, const Context& context, Action* action) {
+  auto request = std::make_shared<v1::ResizeRequest>();
+  auto bytes = std::make_shared<uint64_t>(0);
+  CLI::App* command = app.add_subcommand(
+      "resize",
+      "Give memory of a tier back while the daemon serves, or take more. What is pinned is waited "
+      "for as long as --timeout allows");
+  CLI::Option_group* which = command->add_option_group("Which", "One of these is needed");
+  const auto add = [&](const char* option, v1::Tier tier, const char* help) {
+    which->add_option(option, *bytes, help)
+        ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+        ->type_name("SIZE")
+        ->each([request, tier](const std::string&) { request->set_tier(tier); });
+  };
+  add("--l1", v1::L1, "The first tier's capacity; 512MiB may be written so");
+  add("--l2", v1::L2, "The second tier's capacity");
+  which->require_option(1);
+  command->callback([&context, action, request, bytes] {
+    request->set_capacity_bytes(*bytes);
+    *action = [&context, request] {
+      return RunAdmin(context, &v1::Admin::Stub::Resize, *request, v1::ResizeResponse(),
+                      [](const v1::ResizeResponse& response, Json* json) {
+                        (*json)["previous_bytes"] = response.previous_bytes();
+                        (*json)["capacity_bytes"] = response.capacity_bytes();
+                      });
+    };
+  });
+}
+
 }  // namespace
 
 void AddAdminCommands(CLI::App& app, const Context& context, Action* action) {
@@ -138,6 +167,7 @@ void AddAdminCommands(CLI::App& app, const Context& context, Action* action) {
   });
 
   AddL3Commands(app, context, action);
+  AddResizeCommand(app, context, action);
 
   auto model = std::make_shared<std::string>();
   command = app.add_subcommand(

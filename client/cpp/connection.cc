@@ -17,7 +17,7 @@ namespace {
 
 constexpr absl::Duration kFirstBackOff = absl::Milliseconds(10);
 constexpr absl::Duration kMaxBackOff = absl::Seconds(1);
-// How often lost and replaced sessions are looked at while there are any.
+// How often lost and replaced sessions, and segments that went, are looked at while there are any.
 constexpr int kLostCheckMs = 100;
 
 }  // namespace
@@ -69,6 +69,11 @@ absl::StatusOr<std::shared_ptr<Session>> Connection::session() const {
   return session_;
 }
 
+bool Connection::draining() const {
+  absl::MutexLock lock(&mutex_);
+  return session_ != nullptr && session_->draining();
+}
+
 void Connection::SetSession(std::shared_ptr<Session> session) {
   absl::MutexLock lock(&mutex_);
   session_.swap(session);
@@ -89,7 +94,6 @@ void Connection::Watch() {
     }
     current->MarkLost();
     SetSession(nullptr);
-    draining_.store(false);
     lost_.push_back(std::move(current));
     if (!reconnect_) return;
     current = Reconnect();
@@ -102,27 +106,28 @@ Connection::Watched Connection::WatchSession(Session* session) {
   while (true) {
     pollfd events[3] = {{session->control_fd(), POLLIN, 0},
                         {stop_event_.get(), POLLIN, 0},
-                        {session->doubt_fd(), POLLIN, 0}};
-    const bool idle = lost_.empty() && replaced_.empty();
+                        {session->wake_fd(), POLLIN, 0}};
+    const bool mapped = session->TellUnmapped();  // what it shall not be for long
+    const bool idle = lost_.empty() && replaced_.empty() && !mapped;
     const int ready = poll(events, 3, idle ? -1 : kLostCheckMs);
     if (ready < 0 && errno != EINTR) return Watched::kLost;
     if (events[1].revents != 0) return Watched::kStopped;
-    if (ready > 0 && events[0].revents != 0 && !session->HandlePacket(&draining_)) {
+    if (ready > 0 && events[0].revents != 0 && session->HandlePacket() == Session::Packet::kOver) {
       return Watched::kLost;
     }
     AcknowledgeLost(*session);
     EndReplaced();
-    if (ready > 0 && events[2].revents != 0) return Watched::kInDoubt;
+    eventfd_t ignored;
+    if (ready > 0 && events[2].revents != 0) eventfd_read(session->wake_fd(), &ignored);
+    if (session->TakeDoubt()) return Watched::kInDoubt;
   }
 }
 
 std::shared_ptr<Session> Connection::Replace(std::shared_ptr<Session> current) {
-  eventfd_t ignored;
-  eventfd_read(current->doubt_fd(), &ignored);
   absl::StatusOr<std::shared_ptr<Session>> fresh = Session::Open(options_, "", releaser_);
   if (!fresh.ok()) {
     // The daemon is gone, which the control socket will tell, or as slow as before.
-    if (!WaitForStop(kMaxBackOff)) eventfd_write(current->doubt_fd(), 1);
+    if (!WaitForStop(kMaxBackOff)) current->Doubt();
     return current;
   }
   SetSession(*fresh);
@@ -133,8 +138,9 @@ std::shared_ptr<Session> Connection::Replace(std::shared_ptr<Session> current) {
 void Connection::EndReplaced() {
   std::vector<std::shared_ptr<Session>> still_used;
   for (std::shared_ptr<Session>& session : replaced_) {
-    std::atomic<bool> draining{false};  // the current session is told, too
-    if (!session->HandlePacket(&draining)) {
+    const bool over = session->HandlePacket() == Session::Packet::kOver;
+    session->TellUnmapped();
+    if (over) {
       session->MarkLost();
       lost_.push_back(std::move(session));
     } else if (session.use_count() > 1) {

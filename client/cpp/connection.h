@@ -9,7 +9,6 @@
 
 #include <sys/types.h>
 
-#include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -33,7 +32,7 @@ class Connection {
   // UNAVAILABLE at once while there is none; FAILED_PRECONDITION in a fork.
   absl::StatusOr<std::shared_ptr<Session>> session() const;
   bool in_own_process() const;
-  bool draining() const { return draining_.load(); }
+  bool draining() const;
 
  private:
   Connection(SessionOptions options, bool reconnect);
@@ -58,8 +57,7 @@ class Connection {
   const bool reconnect_;
   const pid_t pid_;
   const std::shared_ptr<Releaser> releaser_;
-  UniqueFd stop_event_;  // readable once the client ends
-  std::atomic<bool> draining_{false};
+  UniqueFd stop_event_;                             // readable once the client ends
   std::vector<std::shared_ptr<Session>> lost_;      // of the watching thread alone
   std::vector<std::shared_ptr<Session>> replaced_;  // likewise
 

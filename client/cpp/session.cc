@@ -33,7 +33,7 @@ absl::Status Unavailable(absl::string_view what, int error) {
   return absl::UnavailableError(absl::StrCat(what, ": ", strerror(error)));
 }
 
-struct Packet {
+struct Received {
   v1::ServerPacket message;
   std::vector<UniqueFd> descriptors;
 };
@@ -53,7 +53,7 @@ std::vector<UniqueFd> TakeDescriptors(msghdr* header) {
   return descriptors;
 }
 
-absl::StatusOr<Packet> ReceivePacket(int fd, int flags) {
+absl::StatusOr<Received> ReceivePacket(int fd, int flags) {
   std::vector<char> buffer(kMaxPacketBytes);
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptorsPerPacket * sizeof(int))];
   iovec io = {buffer.data(), buffer.size()};
@@ -72,7 +72,7 @@ absl::StatusOr<Packet> ReceivePacket(int fd, int flags) {
     return absl::DeadlineExceededError("control.sock: the daemon does not answer");
   }
   if (size < 0) return Unavailable("control.sock: recvmsg", errno);
-  Packet packet;
+  Received packet;
   packet.descriptors = TakeDescriptors(&header);
   if (size == 0) return absl::UnavailableError("control.sock: closed by the daemon");
   if ((header.msg_flags & MSG_CTRUNC) != 0) {
@@ -117,8 +117,8 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Open(const SessionOptions& opt
   std::shared_ptr<Session> session(new Session(options));
   session->releaser_ = std::move(releaser);
   session->pid_ = getpid();
-  session->doubt_event_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!session->doubt_event_.ok()) return Unavailable("eventfd", errno);
+  session->wake_event_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!session->wake_event_.ok()) return Unavailable("eventfd", errno);
   absl::Status status = session->ConnectControl();
   if (!status.ok()) return status;
   v1::ClientPacket packet;
@@ -132,14 +132,16 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Open(const SessionOptions& opt
     if (!driver.ok()) return driver.status();
     for (const std::string& uuid : (*driver)->device_uuids()) hello->add_device_uuids(uuid);
   }
+  hello->set_segment_changes(true);
   if (options.fast_path) hello->set_fast_path_version(embcache_fast_version());
   status = session->Send(packet, 0);
   if (!status.ok()) return status;
   std::vector<UniqueFd> descriptors;
   status = session->ReceiveWelcome(&descriptors);
   if (!status.ok()) return status;
-  status = session->MapSegments(descriptors);
-  if (!status.ok()) return status;
+  const auto used = session->MapSegments(session->welcome_.segments(), descriptors);
+  if (!used.ok()) return used.status();
+  session->OpenFastPath(absl::MakeSpan(descriptors).subspan(*used));
   status = session->OpenStub();
   if (!status.ok()) return status;
   return session;
@@ -147,11 +149,7 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Open(const SessionOptions& opt
 
 Session::~Session() {
   // In a fork the mappings and the socket are the parent's business as well.
-  const bool own = in_own_process();
-  for (const auto& [id, mapping] : mappings_) {
-    if (own && mapping.base != nullptr) munmap(mapping.base, mapping.bytes);
-  }
-  if (own && !token_hex_.empty()) {
+  if (in_own_process() && !token_hex_.empty()) {
     v1::ClientPacket packet;
     packet.mutable_goodbye();
     Send(packet, MSG_DONTWAIT).IgnoreError();  // there may be no daemon any more
@@ -160,9 +158,9 @@ Session::~Session() {
 
 void Session::MarkLost() {
   connected_.store(false);
-  DeviceSegments unused;  // closes when the lock is free again
-  absl::MutexLock lock(&device_mutex_);
-  unused.swap(device_segments_);
+  std::vector<std::shared_ptr<CudaSegment>> unused;  // closes when the lock is free again
+  absl::MutexLock lock(&segments_mutex_);
+  for (auto& [id, mapping] : mappings_) unused.push_back(std::move(mapping.device));
 }
 
 bool Session::in_own_process() const { return getpid() == pid_; }
@@ -220,7 +218,7 @@ absl::Status Session::Send(const v1::ClientPacket& packet, int flags) {
 absl::Status Session::ReceiveWelcome(std::vector<UniqueFd>* descriptors) {
   bool more = true;
   while (more) {
-    absl::StatusOr<Packet> packet = ReceivePacket(control_.get(), 0);
+    absl::StatusOr<Received> packet = ReceivePacket(control_.get(), 0);
     if (!packet.ok()) return packet.status();
     if (packet->message.has_refusal()) {
       const v1::Refusal& refusal = packet->message.refusal();
@@ -244,26 +242,27 @@ absl::Status Session::ReceiveWelcome(std::vector<UniqueFd>* descriptors) {
   return absl::OkStatus();
 }
 
-absl::Status Session::MapSegments(const std::vector<UniqueFd>& descriptors) {
+absl::StatusOr<size_t> Session::MapSegments(
+    const google::protobuf::RepeatedPtrField<v1::WelcomeSegment>& segments,
+    absl::Span<const UniqueFd> descriptors) {
   size_t next = 0;
-  for (const v1::WelcomeSegment& segment : welcome_.segments()) {
-    if (!segment.passed_by_descriptor()) {
-      mappings_[segment.segment().id()] = {segment.segment().generation(),
-                                           segment.segment().bytes(), nullptr};
-      absl::MutexLock lock(&device_mutex_);
-      device_segments_[segment.segment().id()] =
-          CudaSegment::Share(welcome_.epoch(), segment.segment());
-      continue;
-    }
-    if (next == descriptors.size()) {
+  for (const v1::WelcomeSegment& announced : segments) {
+    const v1::Segment& segment = announced.segment();
+    Mapping mapping{.generation = segment.generation(), .bytes = segment.bytes()};
+    if (!announced.passed_by_descriptor()) {
+      mapping.device = CudaSegment::Share(welcome_.epoch(), segment);
+    } else if (next < descriptors.size()) {
+      auto host = MapSegment(segment, descriptors[next++].get());
+      if (!host.ok()) return host.status();
+      mapping.host = *std::move(host);
+    } else {
       return absl::InternalError(
-          absl::StrCat("Welcome: ", descriptors.size(), " descriptors; too few for its segments"));
+          absl::StrCat("control.sock: ", descriptors.size(), " descriptors; too few for segments"));
     }
-    absl::Status status = MapSegment(segment.segment(), descriptors[next++].get());
-    if (!status.ok()) return status;
+    absl::MutexLock lock(&segments_mutex_);
+    mappings_[segment.id()] = std::move(mapping);
   }
-  OpenFastPath(absl::MakeSpan(descriptors).subspan(next));
-  return absl::OkStatus();
+  return next;
 }
 
 // Whatever is wrong with it, the session does without.
@@ -275,19 +274,61 @@ void Session::OpenFastPath(absl::Span<const UniqueFd> descriptors) {
                                  fast.pin_table_bytes(), limits().max_pinned_bytes()));
 }
 
-bool Session::HandlePacket(std::atomic<bool>* draining) {
-  absl::StatusOr<Packet> packet = ReceivePacket(control_.get(), MSG_DONTWAIT);
-  if (!packet.ok()) return absl::IsDeadlineExceeded(packet.status());  // nothing is there
-  if (packet->message.has_draining()) draining->store(true);
-  if (packet->message.has_fast_index_moved() && packet->descriptors.size() == 1 &&
-      fast_ != nullptr) {
-    embcache_fast_replace_index(fast_.get(), packet->descriptors[0].get(),
-                                packet->message.fast_index_moved().index_bytes());
+Session::Packet Session::HandlePacket() {
+  absl::MutexLock lock(&control_mutex_);
+  absl::StatusOr<Received> packet = ReceivePacket(control_.get(), MSG_DONTWAIT);
+  if (!packet.ok()) {
+    return absl::IsDeadlineExceeded(packet.status()) ? Packet::kNone : Packet::kOver;
   }
-  return true;
+  const v1::ServerPacket& message = packet->message;
+  if (message.has_draining()) draining_.store(true);
+  if (message.has_fast_index_moved() && packet->descriptors.size() == 1 && fast_ != nullptr) {
+    embcache_fast_replace_index(fast_.get(), packet->descriptors[0].get(),
+                                message.fast_index_moved().index_bytes());
+  }
+  if (message.has_segments_changed()) {
+    ChangeSegments(message.segments_changed(), packet->descriptors);
+  }
+  return Packet::kHandled;
 }
 
-absl::Status Session::MapSegment(const v1::Segment& segment, int fd) {
+void Session::ChangeSegments(const v1::SegmentsChanged& changed,
+                             absl::Span<const UniqueFd> descriptors) {
+  // What cannot be mapped stays unknown, and calls that name it fail.
+  MapSegments(changed.added(), descriptors).status().IgnoreError();
+  if (changed.removed().empty()) return;
+  std::vector<Mapping> unused;  // unmaps when the lock is free again
+  Removed removed{.change = changed.change()};
+  {
+    absl::MutexLock lock(&segments_mutex_);
+    for (const uint32_t id : changed.removed()) {
+      const auto it = mappings_.find(id);
+      if (it == mappings_.end()) continue;
+      removed.segments.emplace_back(it->second.host);
+      removed.segments.emplace_back(it->second.device);
+      unused.push_back(std::move(it->second));
+      mappings_.erase(it);
+    }
+  }
+  removed_.push_back(std::move(removed));
+}
+
+bool Session::TellUnmapped() {
+  absl::MutexLock lock(&control_mutex_);
+  std::erase_if(removed_, [&](const Removed& removed) {
+    if (std::any_of(removed.segments.begin(), removed.segments.end(),
+                    [](const auto& segment) { return !segment.expired(); })) {
+      return false;
+    }
+    v1::ClientPacket packet;
+    packet.mutable_segments_seen()->set_change(removed.change);
+    return Send(packet, MSG_DONTWAIT).ok();
+  });
+  return !removed_.empty();
+}
+
+absl::StatusOr<std::shared_ptr<const HostSegment>> Session::MapSegment(const v1::Segment& segment,
+                                                                       int fd) const {
   struct stat file = {};
   if (fstat(fd, &file) != 0 || static_cast<uint64_t>(file.st_size) < segment.bytes()) {
     return absl::InternalError(absl::StrCat("segment ", segment.id(), ": ", segment.bytes(),
@@ -300,8 +341,7 @@ absl::Status Session::MapSegment(const v1::Segment& segment, int fd) {
                                                      segment.bytes(), " bytes: ", strerror(errno)));
   }
   madvise(base, segment.bytes(), MADV_DONTDUMP);  // core files stay small
-  mappings_[segment.id()] = {segment.generation(), segment.bytes(), static_cast<uint8_t*>(base)};
-  return absl::OkStatus();
+  return std::make_shared<const HostSegment>(static_cast<uint8_t*>(base), segment.bytes());
 }
 
 absl::Status Session::OpenStub() {
@@ -319,7 +359,10 @@ embcache::v1::Cache::Stub& Session::waiting_stub() {
   return *waiting_stub_;
 }
 
-void Session::Doubt() const { eventfd_write(doubt_event_.get(), 1); }
+void Session::Doubt() {
+  in_doubt_.store(true);
+  eventfd_write(wake_event_.get(), 1);
+}
 
 void Session::Prepare(grpc::ClientContext* context, absl::Duration wait) const {
   context->set_deadline(absl::ToChronoTime(absl::Now() + wait + options_.timeout));
@@ -327,7 +370,20 @@ void Session::Prepare(grpc::ClientContext* context, absl::Duration wait) const {
 }
 
 absl::StatusOr<Resolved> Session::Resolve(uint32_t segment, uint64_t generation, uint64_t offset,
-                                           uint64_t bytes) const {
+                                          uint64_t bytes) {
+  absl::StatusOr<Resolved> place = FindPlace(segment, generation, offset, bytes);
+  while (absl::IsInternal(place.status()) && HandlePacket() == Packet::kHandled) {
+    place = FindPlace(segment, generation, offset, bytes);
+    eventfd_write(wake_event_.get(), 1);  // the packet may have left something to be told
+  }
+  // Once more: the thread that watches the socket may have handled the last packet.
+  if (absl::IsInternal(place.status())) place = FindPlace(segment, generation, offset, bytes);
+  return place;
+}
+
+absl::StatusOr<Resolved> Session::FindPlace(uint32_t segment, uint64_t generation, uint64_t offset,
+                                            uint64_t bytes) const {
+  absl::ReaderMutexLock lock(&segments_mutex_);
   const auto it = mappings_.find(segment);
   if (it == mappings_.end() || it->second.generation != generation) {
     return absl::InternalError(absl::StrCat("location: segment ", segment, " generation ",
@@ -339,13 +395,13 @@ absl::StatusOr<Resolved> Session::Resolve(uint32_t segment, uint64_t generation,
                                             " lie outside segment ", segment, " of ",
                                             mapping.bytes));
   }
-  if (mapping.base != nullptr) return Resolved{.base = mapping.base + offset};
-  absl::MutexLock lock(&device_mutex_);
-  const auto device = device_segments_.find(segment);
-  if (device == device_segments_.end()) {
+  if (mapping.host != nullptr) {
+    return Resolved{.base = mapping.host->base() + offset, .host = mapping.host};
+  }
+  if (mapping.device == nullptr) {
     return absl::UnavailableError("the connection to the daemon was lost during the call");
   }
-  return Resolved{.device = device->second, .device_offset = offset};
+  return Resolved{.device = mapping.device, .device_offset = offset};
 }
 
 }  // namespace embcache::client::internal

@@ -6,7 +6,9 @@
 // Goodbye.
 //
 // A segment is known by (session, id, generation), and a session belongs to one epoch: bytes of a
-// dead daemon are never taken for those of the next.
+// dead daemon are never taken for those of the next. Segments come and go while the session lives:
+// one that is not known yet is announced in what the control socket has to read, since the daemon
+// sends that first.
 //
 // Segments in device memory are opened by whoever first asks for an address in them, and closed
 // when the session is lost and nothing taken through it is held any more: until then a daemon
@@ -32,8 +34,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/cuda_segment.h"
 #include "absl/types/span.h"
+#include "client/cpp/cuda_segment.h"
+#include "client/cpp/host_segment.h"
 #include "client/cpp/unique_fd.h"
 #include "client/fast/embcache_fast.h"
 #include "embcache/v1/control.pb.h"
@@ -60,7 +63,8 @@ struct SessionOptions {
 // Where an entry is: in memory mapped here, or in a segment of device memory.
 struct Resolved {
   uint8_t* base = nullptr;
-  std::shared_ptr<CudaSegment> device;  // null: host memory
+  std::shared_ptr<const HostSegment> host;  // null: device memory
+  std::shared_ptr<CudaSegment> device;      // null: host memory
   uint64_t device_offset = 0;
 
   friend bool operator==(const Resolved&, const Resolved&) = default;
@@ -86,16 +90,22 @@ class Session {
 
   // nullptr: there is no fast path.
   embcache_fast* fast() const { return fast_.get(); }
-  // Takes one packet off the control socket, if one is there. False: the connection is over.
-  bool HandlePacket(std::atomic<bool>* draining);
+  enum class Packet { kNone, kHandled, kOver };
+  // Takes one packet off the control socket, if one is there. kOver: so is the connection.
+  Packet HandlePacket();
+  // Whether the daemon has said that it is.
+  bool draining() const { return draining_.load(); }
+  // Tells the daemon of segments that went and that nothing has here any more. True if others are
+  // left.
+  bool TellUnmapped();
 
   // INTERNAL when the daemon names a place that this session does not have.
-  absl::StatusOr<Resolved> Resolve(const embcache::v1::Location& location) const {
+  absl::StatusOr<Resolved> Resolve(const embcache::v1::Location& location) {
     return Resolve(location.segment(), location.segment_generation(), location.offset(),
                    location.bytes());
   }
   absl::StatusOr<Resolved> Resolve(uint32_t segment, uint64_t generation, uint64_t offset,
-                                   uint64_t bytes) const;
+                                   uint64_t bytes);
 
   // A hold is one lease or reservation. TakeHold fails once the session is lost, so that after that
   // a count of 0 stays 0 and the daemon may be told that nothing is touched any more.
@@ -144,27 +154,45 @@ class Session {
     return status;
   }
 
-  // Readable once a call has gone unanswered for too long: the daemon may have granted a lease or
-  // reservation that nobody here knows of. Only the session's end is sure to give it back.
-  int doubt_fd() const { return doubt_event_.get(); }
+  // Readable when whoever watches the session shall look at it: at doubts, and at TellUnmapped.
+  int wake_fd() const { return wake_event_.get(); }
+  // A call has gone unanswered for too long: the daemon may have granted a lease or reservation
+  // that nobody here knows of. Only the session's end is sure to give it back.
+  void Doubt();
+  // Whether there was doubt since the last time.
+  bool TakeDoubt() { return in_doubt_.exchange(false); }
 
  private:
   struct Mapping {
     uint64_t generation = 0;
     uint64_t bytes = 0;
-    uint8_t* base = nullptr;  // nullptr: device memory
+    std::shared_ptr<const HostSegment> host;
+    std::shared_ptr<CudaSegment> device;  // null, and so is `host`: the session is lost
   };
-  using DeviceSegments = absl::flat_hash_map<uint32_t, std::shared_ptr<CudaSegment>>;
+  using Mappings = absl::flat_hash_map<uint32_t, Mapping>;
+  // Segments that a change removed, until nothing here has them any more.
+  struct Removed {
+    uint64_t change = 0;
+    std::vector<std::weak_ptr<const void>> segments;
+  };
 
   explicit Session(SessionOptions options) : options_(std::move(options)) {}
   absl::Status ConnectControl();
   absl::Status Send(const embcache::v1::ClientPacket& packet, int flags);
   absl::Status ReceiveWelcome(std::vector<UniqueFd>* descriptors);
-  absl::Status MapSegments(const std::vector<UniqueFd>& descriptors);
-  absl::Status MapSegment(const embcache::v1::Segment& segment, int fd);
+  // Returns how many of the descriptors were segments'.
+  absl::StatusOr<size_t> MapSegments(
+      const google::protobuf::RepeatedPtrField<embcache::v1::WelcomeSegment>& segments,
+      absl::Span<const UniqueFd> descriptors);
+  absl::StatusOr<std::shared_ptr<const HostSegment>> MapSegment(
+      const embcache::v1::Segment& segment, int fd) const;
+  void ChangeSegments(const embcache::v1::SegmentsChanged& changed,
+                      absl::Span<const UniqueFd> descriptors)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(control_mutex_);
+  absl::StatusOr<Resolved> FindPlace(uint32_t segment, uint64_t generation, uint64_t offset,
+                                     uint64_t bytes) const;
   void OpenFastPath(absl::Span<const UniqueFd> descriptors);
   absl::Status OpenStub();
-  void Doubt() const;
   void Prepare(grpc::ClientContext* context, absl::Duration wait = absl::ZeroDuration()) const;
   embcache::v1::Cache::Stub& waiting_stub();
 
@@ -172,20 +200,23 @@ class Session {
   std::shared_ptr<Releaser> releaser_;
   pid_t pid_ = 0;
   UniqueFd control_;
-  UniqueFd doubt_event_;
+  UniqueFd wake_event_;
   embcache::v1::Welcome welcome_;
   std::string token_hex_;
-  absl::flat_hash_map<uint32_t, Mapping> mappings_;
+  absl::Mutex control_mutex_;  // held by whoever takes packets off the control socket
+  std::vector<Removed> removed_ ABSL_GUARDED_BY(control_mutex_);
+  mutable absl::Mutex segments_mutex_;
+  Mappings mappings_ ABSL_GUARDED_BY(segments_mutex_);
   struct CloseFast {
     void operator()(embcache_fast* fast) const { embcache_fast_close(fast); }
   };
   std::unique_ptr<embcache_fast, CloseFast> fast_;
   std::unique_ptr<embcache::v1::Cache::Stub> stub_;
-  mutable absl::Mutex device_mutex_;
-  DeviceSegments device_segments_ ABSL_GUARDED_BY(device_mutex_);
   absl::once_flag waiting_once_;
   std::unique_ptr<embcache::v1::Cache::Stub> waiting_stub_;  // made when first used
   std::atomic<bool> connected_{true};
+  std::atomic<bool> draining_{false};
+  std::atomic<bool> in_doubt_{false};
   std::atomic<int64_t> holds_{0};
 };
 

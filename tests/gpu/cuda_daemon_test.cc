@@ -4,8 +4,10 @@
 #include <sys/mman.h>
 
 #include <filesystem>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "embcache/v1/admin.grpc.pb.h"
 #include "embcache/v1/embcache.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
@@ -77,6 +79,7 @@ class CudaDaemonTest : public CudaTest {
   std::unique_ptr<Client> Connect(const std::vector<std::string>& devices) {
     auto client = std::make_unique<Client>(ControlSocketPath(config_.socket_dir));
     v1::ClientPacket hello = HelloPacket();
+    hello.mutable_hello()->set_segment_changes(true);
     for (const std::string& device : devices) hello.mutable_hello()->add_device_uuids(device);
     client->welcome = client->control.SayHello(hello);
     return client;
@@ -126,6 +129,14 @@ class CudaDaemonTest : public CudaTest {
     EXPECT_TRUE(cache_->Stats(&context, {}, &response).ok());
     return response;
   }
+  grpc::Status Resize(v1::Tier tier, uint64_t bytes) {
+    grpc::ClientContext context;
+    v1::ResizeRequest request;
+    request.set_tier(tier);
+    request.set_capacity_bytes(bytes);
+    v1::ResizeResponse response;
+    return v1::Admin::NewStub(channel_)->Resize(&context, request, &response);
+  }
   Health::ServingStatus HealthOf(const std::string& service) {
     const auto stub = grpc::health::v1::Health::NewStub(channel_);
     grpc::ClientContext context;
@@ -173,6 +184,76 @@ TEST_F(CudaDaemonTest, AnotherProcessReadsAnEntryInPlaceByTheSegmentsHandle) {
   const std::string handle = device->welcome.segments(0).segment().cuda_ipc_handle();
   const uint64_t base = peer.Run("open", absl::BytesToHexString(handle)).number();
   EXPECT_EQ(peer.Run("peek", base + got.location().offset(), 10).value, "0123456789");
+}
+
+TEST_F(CudaDaemonTest, AShrinkFreesDeviceMemoryOnceTheClientHasClosedIt) {
+  config_.segment_bytes = 2 * kMiB;
+  fakecuda_set_strict(1);  // freeing what the other process has open aborts
+  Start();
+  ASSERT_EQ(PutInline("a", Pattern(100'000, 1)).status().code(), kOk);
+  const auto device = Connect({uuid_});
+  ASSERT_EQ(device->welcome.segments_size(), 4 + 4);
+  fakecuda::Peer peer(EMBCACHE_BIN "/fake_cuda_peer");
+  const std::string handle = device->welcome.segments(3).segment().cuda_ipc_handle();
+  const uint64_t base = peer.Run("open", absl::BytesToHexString(handle)).number();
+  const uint64_t used = fakecuda_used_bytes(0);
+  const uint64_t pinned = fakecuda_pinned_bytes();
+  grpc::Status shrunk;
+  std::thread call([&] { shrunk = Resize(v1::L1, 4 * kMiB); });
+  // They go one by one or together.
+  for (int gone = 0; gone < 2;) {
+    const auto packet = device->control.Receive();
+    ASSERT_TRUE(packet.has_value() && packet->has_segments_changed());
+    gone += packet->segments_changed().removed_size();
+    EXPECT_EQ(fakecuda_used_bytes(0), used) << "still open elsewhere";
+    if (gone == 2) peer.Run("close", base);
+    v1::ClientPacket seen;
+    seen.mutable_segments_seen()->set_change(packet->segments_changed().change());
+    EXPECT_TRUE(device->control.Send(seen));
+  }
+  call.join();
+  EXPECT_TRUE(shrunk.ok()) << shrunk.error_message();
+  EXPECT_EQ(fakecuda_used_bytes(0), used - 4 * kMiB);
+  EXPECT_TRUE(Get(nullptr, "a", 100'000).inline_() == Pattern(100'000, 1));
+
+  const auto host = Connect({});
+  std::thread again([&] { shrunk = Resize(v1::L2, 6 * kMiB); });
+  for (const auto* client : {device.get(), host.get()}) {
+    const auto packet = const_cast<Client*>(client)->control.Receive();
+    ASSERT_TRUE(packet.has_value() && packet->has_segments_changed());
+    v1::ClientPacket seen;
+    seen.mutable_segments_seen()->set_change(packet->segments_changed().change());
+    EXPECT_TRUE(const_cast<Client*>(client)->control.Send(seen));
+  }
+  again.join();
+  EXPECT_TRUE(shrunk.ok()) << shrunk.error_message();
+  EXPECT_EQ(fakecuda_pinned_bytes(), pinned - 2 * kMiB);
+
+  const grpc::Status refused = Resize(v1::L1, 2 * kVramBytes);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("are available"));
+  EXPECT_TRUE(Resize(v1::L1, 16 * kMiB).ok());
+  EXPECT_EQ(fakecuda_used_bytes(0), used + 8 * kMiB);
+  // Whoever sees no device is not told of its segments.
+  const auto packet = device->control.Receive();
+  ASSERT_TRUE(packet.has_value() && packet->has_segments_changed());
+  EXPECT_EQ(packet->segments_changed().added_size(), 6);
+  EXPECT_EQ(packet->segments_changed().added(0).segment().cuda_ipc_handle().size(), 64u);
+  EXPECT_TRUE(host->control.Send(GoodbyePacket()));
+  EXPECT_FALSE(host->control.Receive().has_value());
+}
+
+TEST_F(CudaDaemonTest, DeviceMemoryOfASessionThatNeverAnswersIsFreedWhenItEnds) {
+  config_.segment_bytes = 2 * kMiB;
+  Start();
+  auto silent = Connect({uuid_});
+  const uint64_t used = fakecuda_used_bytes(0);
+  const grpc::Status shrunk = Resize(v1::L1, 4 * kMiB);  // waits for some seconds
+  EXPECT_TRUE(shrunk.ok()) << shrunk.error_message();
+  EXPECT_EQ(Stats().tiers(0).capacity_bytes(), 4 * kMiB);
+  EXPECT_EQ(fakecuda_used_bytes(0), used);
+  silent.reset();
+  while (fakecuda_used_bytes(0) != used - 4 * kMiB) std::this_thread::yield();
 }
 
 TEST_F(CudaDaemonTest, SmallValuesTravelInlineWithoutASessionAndWithoutL2) {

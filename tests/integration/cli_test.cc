@@ -305,5 +305,20 @@ TEST_F(CliTest, BenchPrintsFiguresWithTheirBaselines) {
   EXPECT_EQ(Ctl({"ls", "--json"}).out, "");
 }
 
+TEST_F(CliTest, ResizeGivesMemoryBackAndTakesMore) {
+  EXPECT_EQ(CtlJson({"resize", "--l1", "16MiB"}),
+            json({{"previous_bytes", 64 << 20}, {"capacity_bytes", 16 << 20}}));
+  const Outcome grown = Ctl({"resize", "--l1=32MiB"});
+  EXPECT_EQ(grown.exit_code, kExitOk) << grown.err;
+  EXPECT_THAT(grown.out, HasSubstr("capacity_bytes 33554432"));
+  EXPECT_EQ(CtlJson({"stat"})["tiers"][0]["capacity_bytes"], 32 << 20);
+  const Outcome none = Ctl({"resize", "--l1", "0"});
+  EXPECT_EQ(none.exit_code, kExitFailed);
+  EXPECT_THAT(none.err, HasSubstr("l2 has no memory either"));
+  EXPECT_EQ(Ctl({"resize"}).exit_code, kExitUsage);
+  EXPECT_EQ(Ctl({"resize", "--l1", "1GiB", "--l2", "1GiB"}).exit_code, kExitUsage);
+  EXPECT_EQ(Ctl({"resize", "--l1", "many"}).exit_code, kExitUsage);
+}
+
 }  // namespace
 }  // namespace embcache::cli

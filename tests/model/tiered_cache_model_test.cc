@@ -87,6 +87,8 @@ class ModelRun {
 
   // What happened, for seeing that the test tests.
   const CacheStats& totals() const { return totals_; }
+  uint64_t relocations() const { return relocations_; }
+  uint64_t segments_gone() const { return segments_gone_; }
 
  private:
   struct Pin {
@@ -157,6 +159,8 @@ class ModelRun {
         return Remove();
       case 8:
         return Odd();
+      case 9:
+        return Resize();
     }
   }
 
@@ -328,6 +332,29 @@ class ModelRun {
     }
   }
 
+  // One step of a resize, as the server's Resizer makes them: one tier at a time.
+  void Resize() {
+    if (coming_.has_value()) {
+      cache_->OpenSegments(*std::exchange(coming_, std::nullopt));
+    } else if (shrinking_.has_value()) {
+      if (Pick(0, 5) != 0 && !cache_->AwaitShrunk(*shrinking_, absl::InfinitePast())) return;
+      EndShrink();
+    } else if (const TierId tier = Pick(0, 1) ? TierId::kL1 : TierId::kL2; Pick(0, 1)) {
+      shrinking_ = tier;
+      cache_->StartShrink(tier, 4096 * Pick(0, 6));
+    } else {
+      coming_ = tier;
+      EXPECT_TRUE(cache_->AddSegments(tier, 4096 * Pick(0, 8)).ok());
+    }
+    Harvest();
+  }
+
+  void EndShrink() {
+    const TieredCache::Shrunk shrunk = cache_->EndShrink(*shrinking_);
+    shrinking_.reset();
+    segments_gone_ += shrunk.gone.size();
+  }
+
   void Restart() {
     Quiesce();
     cache_.reset();
@@ -336,6 +363,8 @@ class ModelRun {
   }
 
   void Quiesce() {
+    if (shrinking_.has_value()) EndShrink();
+    coming_.reset();
     pins_.clear();
     for (const auto& [id, reservation] : reservations_) EXPECT_TRUE(cache_->Abort(id).ok());
     reservations_.clear();
@@ -353,12 +382,17 @@ class ModelRun {
     for (const TierStats& tier : stats.memory) EXPECT_EQ(tier.pinned_bytes, 0u);
     EXPECT_EQ(stats.reservations + stats.doomed_entries, 0u);
     AddTo(totals_, stats);
+    relocations_ += cache_->work().relocation.duration.Take().count;
   }
 
   // --- bytes ---
 
   char* DataAt(const Location& location) {
-    return cache_->Segments()[location.segment].memory->host_data() + location.offset;
+    for (const TieredCache::SegmentInfo& segment : cache_->Segments()) {
+      if (segment.id == location.segment) return segment.memory->host_data() + location.offset;
+    }
+    ADD_FAILURE() << "segment " << location.segment << " is gone";
+    std::abort();
   }
   Value FirstWord(const ReadHandle& handle) {
     return *reinterpret_cast<uint64_t*>(DataAt(handle.location()));
@@ -379,7 +413,7 @@ class ModelRun {
   TieredCacheOptions options_;
   bool use_store_ = false;
   bool faults_ = false;
-  std::array<uint64_t, 9> weights_;
+  std::array<uint64_t, 10> weights_;
   std::unique_ptr<TieredCache> cache_;
 
   Value last_value_ = 0;
@@ -390,12 +424,18 @@ class ModelRun {
   std::vector<std::shared_ptr<PendingGet>> pending_;
   std::set<PendingGet*> pops_;
   CacheStats totals_;
+  std::optional<TierId> shrinking_;
+  std::optional<TierId> coming_;  // with segments that are not used yet
+  uint64_t relocations_ = 0;
+  uint64_t segments_gone_ = 0;
 };
 
 TEST(TieredCacheModelTest, EveryAnswerIsTheValueLastCommittedOrAMiss) {
   const uint64_t only = FromEnvironment("EMBCACHE_SEED", 0);
   const uint64_t steps = FromEnvironment("EMBCACHE_STEPS", 1'000'000);
   CacheStats sum;
+  uint64_t relocations = 0;
+  uint64_t segments_gone = 0;
   for (uint64_t seed = only == 0 ? 1 : only; seed <= (only == 0 ? steps / kStepsPerSeed : only);
        ++seed) {
     SCOPED_TRACE("EMBCACHE_SEED=" + std::to_string(seed));
@@ -403,6 +443,8 @@ TEST(TieredCacheModelTest, EveryAnswerIsTheValueLastCommittedOrAMiss) {
     run.Steps(kStepsPerSeed);
     if (HasFailure()) return;
     AddTo(sum, run.totals());
+    relocations += run.relocations();
+    segments_gone += run.segments_gone();
   }
   if (only != 0) return;
   // Everything the model allows for has to happen often, or the test proves nothing.
@@ -417,7 +459,9 @@ TEST(TieredCacheModelTest, EveryAnswerIsTheValueLastCommittedOrAMiss) {
                                     {"l3 load failures", sum.l3.load_failures},
                                     {"l3 writes", sum.l3.writes},
                                     {"l3 write failures", sum.l3.write_failures},
-                                    {"l3 dropped writes", sum.l3.dropped_writes}}) {
+                                    {"l3 dropped writes", sum.l3.dropped_writes},
+                                    {"relocations", relocations},
+                                    {"segments gone", segments_gone}}) {
     std::cout << name << " " << count << "\n";
     EXPECT_GT(count, steps / 10'000) << name;
   }

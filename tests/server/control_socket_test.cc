@@ -104,7 +104,13 @@ class ControlSocketTest : public CacheFixture {
   ControlSocketOptions options_;
   SessionLimits limits_;
   Token epoch_;
-  std::atomic<int> device_segments_{0};  // reported beside the cache's own
+  // Reported beside the cache's own.
+  void SetDeviceSegments(int count) {
+    device_segments_ = count;
+    ++device_changes_;
+  }
+  std::atomic<int> device_segments_{0};
+  std::atomic<uint64_t> device_changes_{0};
   std::unique_ptr<SessionRegistry> registry_;
   std::unique_ptr<ControlSocket> control_;
 
@@ -112,16 +118,18 @@ class ControlSocketTest : public CacheFixture {
   WelcomeInfo MakeWelcome() {
     WelcomeInfo info;
     info.epoch = epoch_;
+    info.segments_version = cache_->segments_version() + device_changes_;
     info.segments = cache_->Segments();
     for (int i = 0; i < device_segments_; ++i) {
-      info.segments.push_back({100 + static_cast<uint32_t>(i), 1, TierId::kL1, &device_, "GPU-1"});
+      info.segments.push_back(
+          {1000 + static_cast<uint32_t>(i), 1, TierId::kL1, device_, "GPU-1"});
     }
     info.limits.set_max_batch(7);
     info.version = "1.2.3";
     return info;
   }
 
-  FakeDeviceSegment device_;
+  const std::shared_ptr<const MemorySegment> device_ = std::make_shared<FakeDeviceSegment>();
   absl::Mutex mu_;
   uint64_t ticks_ ABSL_GUARDED_BY(mu_) = 0;
 };
@@ -185,7 +193,7 @@ TEST_F(ControlSocketTest, ReadersGetDescriptorsThroughWhichTheyCannotWrite) {
 }
 
 TEST_F(ControlSocketTest, ManySegmentsComeInSeveralPackets) {
-  device_segments_ = 150;
+  SetDeviceSegments(150);
   Start();
   ControlClient client(options_.path);
   ASSERT_TRUE(client.Send(HelloPacket()));
@@ -357,12 +365,12 @@ TEST_F(ControlSocketTest, APacketThatMeansNothingCostsTheSenderItsConnection) {
 }
 
 TEST_F(ControlSocketTest, AClientThatDoesNotReadItsWelcomeIsDropped) {
-  device_segments_ = 50'000;
+  SetDeviceSegments(50'000);
   Start();
   ControlClient stuck(options_.path);
   ASSERT_TRUE(stuck.Send(HelloPacket()));
   EXPECT_TRUE(stuck.AwaitEnd());
-  device_segments_ = 0;
+  SetDeviceSegments(0);
   ControlClient other(options_.path);
   other.SayHello();
   EXPECT_EQ(registry_->GetStats().sessions, 1u);

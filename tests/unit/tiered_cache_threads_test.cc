@@ -30,7 +30,9 @@ class CacheThreadsTest : public ::testing::Test {
   void SetUp() override {
     TieredCacheOptions options;
     options.l1.capacity_bytes = 256 << 10;
+    options.l1.segment_bytes = 64 << 10;
     options.l2.capacity_bytes = 512 << 10;
+    options.l2.segment_bytes = 128 << 10;
     auto cache = TieredCache::Create(options, {.clock = SystemClock(),
                                                .executor = &executor_,
                                                .copier = &copier_,
@@ -39,12 +41,15 @@ class CacheThreadsTest : public ::testing::Test {
                                                .store = &store_});
     ASSERT_TRUE(cache.ok()) << cache.status();
     cache_ = *std::move(cache);
-    segments_ = cache_->Segments();
   }
 
   uint64_t* DataAt(const Location& location) {
-    return reinterpret_cast<uint64_t*>(segments_[location.segment].memory->host_data() +
-                                       location.offset);
+    for (const TieredCache::SegmentInfo& segment : cache_->Segments()) {
+      if (segment.id != location.segment) continue;
+      return reinterpret_cast<uint64_t*>(segment.memory->host_data() + location.offset);
+    }
+    ADD_FAILURE() << "segment " << location.segment << " is gone";
+    std::abort();
   }
 
   static CacheKey Key(uint64_t number) {
@@ -92,8 +97,8 @@ class CacheThreadsTest : public ::testing::Test {
   HeapMemory memory_;
   MemoryStore store_{4 << 20};
   std::unique_ptr<TieredCache> cache_;
-  std::vector<TieredCache::SegmentInfo> segments_;
   std::atomic<uint64_t> hits_ = 0;
+  uint64_t gone_ = 0;  // segments
 };
 
 TEST_F(CacheThreadsTest, NoThreadEverSeesATornOrForeignValue) {
@@ -119,7 +124,26 @@ TEST_F(CacheThreadsTest, NoThreadEverSeesATornOrForeignValue) {
       }
     });
   }
+  // All the while both tiers shrink, to nothing at times, and grow again.
+  std::atomic<bool> over = false;
+  std::thread resizer([this, &over] {
+    std::mt19937_64 random(77);
+    for (uint64_t i = 0; !over; ++i) {
+      const TierId tier = random() % 2 == 0 ? TierId::kL1 : TierId::kL2;
+      cache_->StartShrink(tier, random() % (192 << 10));
+      cache_->AwaitShrunk(tier, absl::Now() + absl::Milliseconds(5));
+      gone_ += cache_->EndShrink(tier).gone.size();
+      const uint64_t back = tier == TierId::kL1 ? 256 << 10 : 512 << 10;
+      EXPECT_TRUE(cache_->AddSegments(tier, back).ok());
+      cache_->OpenSegments(tier);
+      cache_->Tick();
+    }
+  });
   for (std::thread& thread : threads) thread.join();
+  over = true;
+  resizer.join();
+  EXPECT_GT(gone_, 0u);
+  EXPECT_GT(cache_->work().relocation.duration.Take().count, 0u);
   cache_->CheckInvariants();
   EXPECT_GT(hits_, 100u);
   const CacheStats stats = cache_->GetStats(false);

@@ -22,14 +22,14 @@ from embcache.errors import CacheError, Unavailable
 
 _FIRST_BACK_OFF = 0.01
 _MAX_BACK_OFF = 1.0
-_LOST_CHECK = 0.1  # seconds between looks at lost sessions, and at what a closed client still holds
+# Seconds between looks at lost sessions, at segments that went, and at what a closed client holds.
+_LOST_CHECK = 0.1
 
 
 class Connection:
     def __init__(self, options: Options, strict: bool, on_session: Callable[[], None]) -> None:
         """Tries to connect once. When that fails: raises if `strict`, else goes on trying."""
         self.options = options
-        self.draining = False
         self._reason = ""  # why there is no session
         self._stop_event = -1
         self._on_session = on_session
@@ -71,6 +71,11 @@ class Connection:
         if session is None:
             raise Unavailable(reason or f"the daemon at {self.options.directory} went away")
         return session
+
+    @property
+    def draining(self) -> bool:
+        with self._lock:
+            return self._session is not None and self._session.draining
 
     @property
     def reason(self) -> str:
@@ -129,16 +134,16 @@ class Connection:
         poll = select.poll()
         poll.register(session.control.fileno(), select.POLLIN)
         poll.register(self._stop_event, select.POLLIN)
-        poll.register(session.doubt_event, select.POLLIN)
+        poll.register(session.wake_event, select.POLLIN)
         while not self._finished(session):
-            waiting = self._lost or self._replaced or self._closing
+            mapped = session.tell_unmapped()  # what it shall not be for long
+            waiting = self._lost or self._replaced or self._closing or mapped
             for descriptor, _ in poll.poll(_LOST_CHECK * 1000 if waiting else None):
                 if descriptor == self._stop_event:
                     os.eventfd_read(self._stop_event)
-                elif descriptor == session.doubt_event:
-                    os.eventfd_read(session.doubt_event)
-                    session.in_doubt = True
-                elif not self._handle_packet(session):
+                elif descriptor == session.wake_event:
+                    os.eventfd_read(session.wake_event)
+                elif session.handle_packet() is None:
                     session.in_doubt = False
                     return True
             self._acknowledge_lost(session)
@@ -167,30 +172,20 @@ class Connection:
         """Ends replaced sessions that nothing uses any more."""
         still_used: list[Session] = []
         for session in self._replaced:
-            draining = self.draining
-            if not self._handle_packet(session):
+            over = session.handle_packet() is None
+            session.tell_unmapped()
+            if over:
                 session.connected = False
                 self._lost.append(session)
             elif session.held:
                 still_used.append(session)
-            self.draining = draining  # the current session is told, too
         self._replaced = still_used
-
-    def _handle_packet(self, session: Session) -> bool:
-        """Takes one packet off the control socket. False: the connection is over."""
-        packet = session.handle_packet()
-        if packet is None:
-            return False
-        if packet.HasField("draining"):
-            self.draining = True
-        return True
 
     def _lose(self, session: Session) -> None:
         session.lose()
         with self._lock:
             self._session = None
             self._reason = ""
-        self.draining = False
         self._lost.append(session)
 
     def _reconnect(self) -> Session | None:

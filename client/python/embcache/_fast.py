@@ -100,6 +100,7 @@ class FastPin(Pin):
         self._number = number
         self.address = known.address  # in device memory: from the start of the segment
         self.device: _cuda.Segment | None = None
+        self.host = known.host
         self.nbytes = known.nbytes
         self.expires = math.inf
         self.lease: Pin | None = None  # a second pin, which can be shared
@@ -123,6 +124,7 @@ class _Known:
         "address",
         "on_device",
         "segment",
+        "host",
         "nbytes",
         "generation",
         "tier",
@@ -137,13 +139,12 @@ class _Known:
         def text(begin: int, size: int) -> bytes:
             return ctypes.string_at(at + begin, size)
 
-        self.address = session.address_of(
+        self.host = session.segment_of(
             blob.segment, blob.segment_generation, blob.offset, blob.bytes
         )
         self.segment: int = blob.segment
-        self.on_device = self.address == 0
-        if self.on_device:
-            self.address = blob.offset
+        self.on_device = self.host.memory is None
+        self.address = blob.offset if self.on_device else self.host.address + blob.offset
         self.nbytes: int = blob.bytes
         self.generation: int = blob.generation
         self.tier = Tier(blob.tier)

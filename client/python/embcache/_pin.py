@@ -25,7 +25,7 @@ class Pin:
     """Takes a hold of the session; raises CacheError when there is nothing to hold any more, after
     giving the lease or reservation back."""
 
-    __slots__ = ("session", "hold", "address", "device", "nbytes", "expires")
+    __slots__ = ("session", "hold", "address", "device", "host", "nbytes", "expires")
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Pin:
             self.hold = None
             raise Unavailable("the connection to the daemon was lost during the call")
         # From here on the finalizer gives it back.
-        self.address, self.device = session.resolve(location)
+        self.address, self.device, self.host = session.resolve(location)
         for tensor in tensors:  # offsets come from outside this process
             if tensor.offset + tensor.bytes > self.nbytes:
                 raise internal_error(

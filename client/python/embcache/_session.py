@@ -13,7 +13,9 @@ import dataclasses
 import mmap
 import os
 import socket
+import threading
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
@@ -96,7 +98,8 @@ def rpc_error(error: Any) -> CacheError:
 @dataclasses.dataclass(frozen=True)
 class Segment:
     """A mapped segment, which `memory` keeps mapped, or one in device memory, which
-    `Session._device` has."""
+    `Session._device` has. Unmapped with its last reference: the session's while the daemon has the
+    segment, and those of pins."""
 
     generation: int
     nbytes: int
@@ -105,10 +108,11 @@ class Segment:
 
 
 class Place(NamedTuple):
-    """Where an entry is; `device` is its segment if that is in device memory."""
+    """Where an entry is; `device` is its segment if that is in device memory, `host` otherwise."""
 
     address: int
     device: _cuda.Segment | None
+    host: Segment | None
 
 
 class Session:
@@ -122,19 +126,24 @@ class Session:
         # What is pinned through this session. Added to and taken from in single steps, which a
         # finalizer may do in the middle of anything.
         self.held: set[tuple[str, int]] = set()
-        # Set off when a call has gone unanswered for too long: the daemon may have granted a lease
-        # or reservation that nobody here knows of. Only the session's end is sure to give it back.
-        self.doubt_event = -1
-        self.in_doubt = False  # of the connection's thread
+        # Set off when the connection's thread shall look at the session.
+        self.wake_event = -1
+        # A call has gone unanswered for too long: the daemon may have granted a lease or reservation
+        # that nobody here knows of. Only the session's end is sure to give it back.
+        self.in_doubt = False
         self._segments: dict[int, Segment] = {}
         self._device: dict[int, _cuda.Segment] = {}
         self._all_mapped = True
+        self.draining = False
+        self._control_lock = threading.Lock()  # of whoever takes packets off the control socket
+        # Segments that a change removed, until nothing here has them any more.
+        self._removed: list[tuple[int, list[weakref.ref[Any]]]] = []
         self.fast: FastIndex | None = None
         self._welcomed = False
         self.control = self._connect()
         _sessions.add(self)
         try:
-            self.doubt_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self.wake_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._hello(acknowledges)
             self.channel = grpc.insecure_channel(
                 channel_target(options.directory), options=CHANNEL_OPTIONS
@@ -151,33 +160,80 @@ class Session:
             self._goodbye()
             if self.fast is not None:
                 self.fast.close()
-        if getattr(self, "doubt_event", -1) >= 0:
-            os.close(self.doubt_event)
+        if getattr(self, "wake_event", -1) >= 0:
+            os.close(self.wake_event)
 
-    def handle_packet(self) -> control_pb2.ServerPacket | None:
-        """Takes one packet off the control socket, if one is there. None: the connection is over."""
+    def handle_packet(self) -> bool | None:
+        """Takes one packet off the control socket. False: none is there. None: the connection is
+        over."""
         space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
         descriptors: list[int] = []
+        with self._control_lock:
+            try:
+                data, ancillary, _, _ = self.control.recvmsg(
+                    _MAX_PACKET, space, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                )
+                descriptors = _descriptors_of(ancillary)
+                if not data:
+                    return None
+                self._take(control_pb2.ServerPacket.FromString(data), descriptors)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except Exception:  # of the socket, or a packet that is not embcache's
+                return None
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        return True
+
+    def _take(self, packet: control_pb2.ServerPacket, descriptors: list[int]) -> None:
+        if packet.HasField("draining"):
+            self.draining = True
+        if packet.HasField("fast_index_moved") and self.fast and descriptors:
+            self.fast.replace(descriptors[0], packet.fast_index_moved.index_bytes)
+        if packet.HasField("segments_changed"):
+            self._change_segments(packet.segments_changed, descriptors)
+
+    def _change_segments(
+        self, changed: control_pb2.SegmentsChanged, descriptors: list[int]
+    ) -> None:
         try:
-            data, ancillary, _, _ = self.control.recvmsg(
-                _MAX_PACKET, space, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            )
-            descriptors = _descriptors_of(ancillary)
-            packet = control_pb2.ServerPacket.FromString(data) if data else None
-        except (BlockingIOError, InterruptedError):
-            return control_pb2.ServerPacket()
-        except Exception:  # of the socket, or a packet that is not embcache's
-            return None
-        else:
-            if packet and packet.HasField("fast_index_moved") and self.fast and descriptors:
-                self.fast.replace(descriptors[0], packet.fast_index_moved.index_bytes)
-            return packet
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            self._map_segments(self.epoch, changed.added, descriptors)
+        except CacheError:
+            pass  # what cannot be mapped stays unknown, and calls that name it fail
+        if not changed.removed:
+            return
+        gone: list[Any] = []
+        for number in changed.removed:
+            gone += [self._segments.pop(number, None), self._device.pop(number, None)]
+        references = [weakref.ref(segment) for segment in gone if segment is not None]
+        self._removed.append((changed.change, references))
+
+    def tell_unmapped(self) -> bool:
+        """Tells the daemon of segments that went and that nothing has here any more. True if others
+        are left."""
+        if not self._removed:
+            return False
+        with self._control_lock:
+            left: list[tuple[int, list[weakref.ref[Any]]]] = []
+            if self.fast is not None:
+                self.fast.known.clear()  # which may name them
+            for change, references in self._removed:
+                if any(reference() is not None for reference in references):
+                    left.append((change, references))
+                    continue
+                packet = control_pb2.ClientPacket()
+                packet.segments_seen.change = change
+                try:
+                    self.control.send(packet.SerializeToString(), socket.MSG_DONTWAIT)
+                except OSError:
+                    left.append((change, references))
+            self._removed = left
+        return bool(left)
 
     def doubt(self) -> None:
-        os.eventfd_write(self.doubt_event, 1)
+        self.in_doubt = True
+        os.eventfd_write(self.wake_event, 1)
 
     # --- Calls ----------------------------------------------------------------------------------
 
@@ -238,22 +294,28 @@ class Session:
 
     def resolve(self, location: embcache_pb2.Location) -> Place:
         """Opens device memory when it is the first of its segment."""
-        address = self.address_of(
+        segment = self.segment_of(
             location.segment, location.segment_generation, location.offset, location.bytes
         )
-        if address != 0:
-            return Place(address, None)
+        if segment.memory is not None:
+            return Place(segment.address + location.offset, None, segment)
         device = self.device_segment(location.segment)
         if device is None:
             raise Unavailable("the connection to the daemon was lost during the call")
-        return Place(device.address + location.offset, device)
+        return Place(device.address + location.offset, device, None)
 
     def device_segment(self, number: int) -> _cuda.Segment | None:
         """None once the session is lost."""
         return self._device.get(number)
 
-    def address_of(self, number: int, generation: int, offset: int, nbytes: int) -> int:
-        """The address of a place in this process; 0 when it is in device memory."""
+    def segment_of(self, number: int, generation: int, offset: int, nbytes: int) -> Segment:
+        """What a place is in."""
+        segment = self._segments.get(number)
+        # The daemon announces a segment before it names it, so it is in what there is to read.
+        while segment is None and self.handle_packet():
+            segment = self._segments.get(number)
+            os.eventfd_write(self.wake_event, 1)  # the packet may have left something to be told
+        # Once more: the thread that watches the socket may have handled the last packet.
         segment = self._segments.get(number)
         if segment is None or segment.generation != generation:
             raise internal_error(
@@ -264,7 +326,7 @@ class Session:
                 f"location: {nbytes} bytes at {offset} lie outside segment {number} of "
                 f"{segment.nbytes}"
             )
-        return segment.address + offset if segment.memory is not None else 0
+        return segment
 
     @property
     def all_mapped(self) -> bool:
@@ -295,11 +357,12 @@ class Session:
         if self.options.device_memory:
             packet.hello.device_uuids.extend(_cuda.driver().uuids)
         packet.hello.fast_path_version = layout_version()
+        packet.hello.segment_changes = True
         descriptors: list[int] = []
         try:
             self.control.sendall(packet.SerializeToString())
             welcome = self._receive_welcome(descriptors)
-            rest = self._map_segments(welcome, descriptors)
+            rest = self._map_segments(welcome.epoch, welcome.segments, descriptors)
             if welcome.HasField("fast_path"):
                 self.fast = FastIndex.open(rest, welcome.fast_path, welcome.limits.max_pinned_bytes)
         except OSError as error:
@@ -357,26 +420,31 @@ class Session:
         except Exception:
             raise internal_error("control.sock: a packet that is not embcache's") from None
 
-    def _map_segments(self, welcome: control_pb2.Welcome, descriptors: list[int]) -> list[int]:
+    def _map_segments(
+        self,
+        epoch: bytes,
+        segments: Iterable[control_pb2.WelcomeSegment],
+        descriptors: list[int],
+    ) -> list[int]:
         """The descriptors that are not segments'."""
         left = iter(descriptors)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if self.options.writer else 0)
-        for announced in welcome.segments:
+        for announced in segments:
             segment = announced.segment
             if not announced.passed_by_descriptor:
-                self._segments[segment.id] = Segment(segment.generation, segment.bytes, 0, None)
+                self._all_mapped = False
                 self._device[segment.id] = _cuda.share(
-                    welcome.epoch,
+                    epoch,
                     segment.id,
                     segment.generation,
                     segment.device_uuid,
                     segment.cuda_ipc_handle,
                 )
-                self._all_mapped = False
+                self._segments[segment.id] = Segment(segment.generation, segment.bytes, 0, None)
                 continue
             descriptor = next(left, None)
             if descriptor is None:
-                raise internal_error(f"Welcome: {len(descriptors)} descriptors; too few")
+                raise internal_error(f"control.sock: {len(descriptors)} descriptors; too few")
             try:
                 memory = mmap.mmap(descriptor, segment.bytes, mmap.MAP_SHARED, protection)
             except (OSError, ValueError) as error:

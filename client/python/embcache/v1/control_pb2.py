@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 from embcache.v1 import embcache_pb2 as embcache_dot_v1_dot_embcache__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65mbcache/v1/control.proto\x12\x0b\x65mbcache.v1\x1a\x1a\x65mbcache/v1/embcache.proto\"\x9a\x01\n\x0c\x43lientPacket\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.embcache.v1.HelloH\x00\x12\'\n\x07goodbye\x18\x02 \x01(\x0b\x32\x14.embcache.v1.GoodbyeH\x00\x12\x32\n\rsegments_seen\x18\x03 \x01(\x0b\x32\x19.embcache.v1.SegmentsSeenH\x00\x42\x08\n\x06packet\"\xbd\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x04role\x18\x03 \x01(\x0e\x32\x17.embcache.v1.Hello.Role\x12\x14\n\x0c\x61\x63knowledges\x18\x04 \x01(\x0c\x12\x14\n\x0c\x64\x65vice_uuids\x18\x05 \x03(\t\x12\x19\n\x11\x66\x61st_path_version\x18\x06 \x01(\r\"\x1e\n\x04Role\x12\n\n\x06READER\x10\x00\x12\n\n\x06WRITER\x10\x01\"\t\n\x07Goodbye\"\x1e\n\x0cSegmentsSeen\x12\x0e\n\x06\x63hange\x18\x01 \x01(\x04\"\x88\x02\n\x0cServerPacket\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.embcache.v1.WelcomeH\x00\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.embcache.v1.RefusalH\x00\x12)\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x15.embcache.v1.DrainingH\x00\x12\x38\n\x10segments_changed\x18\x04 \x01(\x0b\x32\x1c.embcache.v1.SegmentsChangedH\x00\x12\x37\n\x10\x66\x61st_index_moved\x18\x05 \x01(\x0b\x32\x1b.embcache.v1.FastIndexMovedH\x00\x42\x08\n\x06packet\"U\n\x0eWelcomeSegment\x12%\n\x07segment\x18\x01 \x01(\x0b\x32\x14.embcache.v1.Segment\x12\x1c\n\x14passed_by_descriptor\x18\x02 \x01(\x08\"\xde\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\x0c\x12-\n\x08segments\x18\x04 \x03(\x0b\x32\x1b.embcache.v1.WelcomeSegment\x12#\n\x06limits\x18\x05 \x01(\x0b\x32\x13.embcache.v1.Limits\x12\x0c\n\x04more\x18\x06 \x01(\x08\x12\x0f\n\x07version\x18\x07 \x01(\t\x12(\n\tfast_path\x18\x08 \x01(\x0b\x32\x15.embcache.v1.FastPath\"P\n\x08\x46\x61stPath\x12\x16\n\x0elayout_version\x18\x01 \x01(\r\x12\x13\n\x0bindex_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fpin_table_bytes\x18\x03 \x01(\x04\"%\n\x0e\x46\x61stIndexMoved\x12\x13\n\x0bindex_bytes\x18\x01 \x01(\x04\"^\n\x0fSegmentsChanged\x12\x0e\n\x06\x63hange\x18\x01 \x01(\x04\x12*\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x0b\x32\x1b.embcache.v1.WelcomeSegment\x12\x0f\n\x07removed\x18\x03 \x03(\r\"\xaa\x01\n\x06Limits\x12\x11\n\tmax_batch\x18\x01 \x01(\r\x12\x14\n\x0cinline_limit\x18\x02 \x01(\x04\x12\x12\n\nmax_leases\x18\x03 \x01(\x04\x12\x18\n\x10max_pinned_bytes\x18\x04 \x01(\x04\x12\x17\n\x0fmax_entry_bytes\x18\x05 \x01(\x04\x12\x1a\n\x12reservation_ttl_ms\x18\x06 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x07 \x01(\x04\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\n\n\x08\x44rainingb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65mbcache/v1/control.proto\x12\x0b\x65mbcache.v1\x1a\x1a\x65mbcache/v1/embcache.proto\"\x9a\x01\n\x0c\x43lientPacket\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.embcache.v1.HelloH\x00\x12\'\n\x07goodbye\x18\x02 \x01(\x0b\x32\x14.embcache.v1.GoodbyeH\x00\x12\x32\n\rsegments_seen\x18\x03 \x01(\x0b\x32\x19.embcache.v1.SegmentsSeenH\x00\x42\x08\n\x06packet\"\xd6\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x04role\x18\x03 \x01(\x0e\x32\x17.embcache.v1.Hello.Role\x12\x14\n\x0c\x61\x63knowledges\x18\x04 \x01(\x0c\x12\x14\n\x0c\x64\x65vice_uuids\x18\x05 \x03(\t\x12\x19\n\x11\x66\x61st_path_version\x18\x06 \x01(\r\x12\x17\n\x0fsegment_changes\x18\x07 \x01(\x08\"\x1e\n\x04Role\x12\n\n\x06READER\x10\x00\x12\n\n\x06WRITER\x10\x01\"\t\n\x07Goodbye\"\x1e\n\x0cSegmentsSeen\x12\x0e\n\x06\x63hange\x18\x01 \x01(\x04\"\x88\x02\n\x0cServerPacket\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.embcache.v1.WelcomeH\x00\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.embcache.v1.RefusalH\x00\x12)\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x15.embcache.v1.DrainingH\x00\x12\x38\n\x10segments_changed\x18\x04 \x01(\x0b\x32\x1c.embcache.v1.SegmentsChangedH\x00\x12\x37\n\x10\x66\x61st_index_moved\x18\x05 \x01(\x0b\x32\x1b.embcache.v1.FastIndexMovedH\x00\x42\x08\n\x06packet\"U\n\x0eWelcomeSegment\x12%\n\x07segment\x18\x01 \x01(\x0b\x32\x14.embcache.v1.Segment\x12\x1c\n\x14passed_by_descriptor\x18\x02 \x01(\x08\"\xde\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\x0c\x12-\n\x08segments\x18\x04 \x03(\x0b\x32\x1b.embcache.v1.WelcomeSegment\x12#\n\x06limits\x18\x05 \x01(\x0b\x32\x13.embcache.v1.Limits\x12\x0c\n\x04more\x18\x06 \x01(\x08\x12\x0f\n\x07version\x18\x07 \x01(\t\x12(\n\tfast_path\x18\x08 \x01(\x0b\x32\x15.embcache.v1.FastPath\"P\n\x08\x46\x61stPath\x12\x16\n\x0elayout_version\x18\x01 \x01(\r\x12\x13\n\x0bindex_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fpin_table_bytes\x18\x03 \x01(\x04\"%\n\x0e\x46\x61stIndexMoved\x12\x13\n\x0bindex_bytes\x18\x01 \x01(\x04\"^\n\x0fSegmentsChanged\x12\x0e\n\x06\x63hange\x18\x01 \x01(\x04\x12*\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x0b\x32\x1b.embcache.v1.WelcomeSegment\x12\x0f\n\x07removed\x18\x03 \x03(\r\"\xaa\x01\n\x06Limits\x12\x11\n\tmax_batch\x18\x01 \x01(\r\x12\x14\n\x0cinline_limit\x18\x02 \x01(\x04\x12\x12\n\nmax_leases\x18\x03 \x01(\x04\x12\x18\n\x10max_pinned_bytes\x18\x04 \x01(\x04\x12\x17\n\x0fmax_entry_bytes\x18\x05 \x01(\x04\x12\x1a\n\x12reservation_ttl_ms\x18\x06 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x07 \x01(\x04\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\n\n\x08\x44rainingb\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'embcache.v1.control_pb2', globals())
@@ -24,29 +24,29 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _CLIENTPACKET._serialized_start=71
   _CLIENTPACKET._serialized_end=225
   _HELLO._serialized_start=228
-  _HELLO._serialized_end=417
-  _HELLO_ROLE._serialized_start=387
-  _HELLO_ROLE._serialized_end=417
-  _GOODBYE._serialized_start=419
-  _GOODBYE._serialized_end=428
-  _SEGMENTSSEEN._serialized_start=430
-  _SEGMENTSSEEN._serialized_end=460
-  _SERVERPACKET._serialized_start=463
-  _SERVERPACKET._serialized_end=727
-  _WELCOMESEGMENT._serialized_start=729
-  _WELCOMESEGMENT._serialized_end=814
-  _WELCOME._serialized_start=817
-  _WELCOME._serialized_end=1039
-  _FASTPATH._serialized_start=1041
-  _FASTPATH._serialized_end=1121
-  _FASTINDEXMOVED._serialized_start=1123
-  _FASTINDEXMOVED._serialized_end=1160
-  _SEGMENTSCHANGED._serialized_start=1162
-  _SEGMENTSCHANGED._serialized_end=1256
-  _LIMITS._serialized_start=1259
-  _LIMITS._serialized_end=1429
-  _REFUSAL._serialized_start=1431
-  _REFUSAL._serialized_end=1471
-  _DRAINING._serialized_start=1473
-  _DRAINING._serialized_end=1483
+  _HELLO._serialized_end=442
+  _HELLO_ROLE._serialized_start=412
+  _HELLO_ROLE._serialized_end=442
+  _GOODBYE._serialized_start=444
+  _GOODBYE._serialized_end=453
+  _SEGMENTSSEEN._serialized_start=455
+  _SEGMENTSSEEN._serialized_end=485
+  _SERVERPACKET._serialized_start=488
+  _SERVERPACKET._serialized_end=752
+  _WELCOMESEGMENT._serialized_start=754
+  _WELCOMESEGMENT._serialized_end=839
+  _WELCOME._serialized_start=842
+  _WELCOME._serialized_end=1064
+  _FASTPATH._serialized_start=1066
+  _FASTPATH._serialized_end=1146
+  _FASTINDEXMOVED._serialized_start=1148
+  _FASTINDEXMOVED._serialized_end=1185
+  _SEGMENTSCHANGED._serialized_start=1187
+  _SEGMENTSCHANGED._serialized_end=1281
+  _LIMITS._serialized_start=1284
+  _LIMITS._serialized_end=1454
+  _REFUSAL._serialized_start=1456
+  _REFUSAL._serialized_end=1496
+  _DRAINING._serialized_start=1498
+  _DRAINING._serialized_end=1508
 # @@protoc_insertion_point(module_scope)

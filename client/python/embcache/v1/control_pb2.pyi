@@ -42,7 +42,7 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ["acknowledges", "device_uuids", "fast_path_version", "name", "protocol_version", "role"]
+    __slots__ = ["acknowledges", "device_uuids", "fast_path_version", "name", "protocol_version", "role", "segment_changes"]
     class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = []
     ACKNOWLEDGES_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Hello(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     READER: Hello.Role
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_CHANGES_FIELD_NUMBER: _ClassVar[int]
     WRITER: Hello.Role
     acknowledges: bytes
     device_uuids: _containers.RepeatedScalarFieldContainer[str]
@@ -59,7 +60,8 @@ class Hello(_message.Message):
     name: str
     protocol_version: int
     role: Hello.Role
-    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., role: _Optional[_Union[Hello.Role, str]] = ..., acknowledges: _Optional[bytes] = ..., device_uuids: _Optional[_Iterable[str]] = ..., fast_path_version: _Optional[int] = ...) -> None: ...
+    segment_changes: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., name: _Optional[str] = ..., role: _Optional[_Union[Hello.Role, str]] = ..., acknowledges: _Optional[bytes] = ..., device_uuids: _Optional[_Iterable[str]] = ..., fast_path_version: _Optional[int] = ..., segment_changes: bool = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ["inline_limit", "lease_ttl_ms", "max_batch", "max_entry_bytes", "max_leases", "max_pinned_bytes", "reservation_ttl_ms"]
