@@ -15,6 +15,7 @@
 #include <cstring>
 #include <optional>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/releaser.h"
@@ -161,6 +162,11 @@ void Session::MarkLost() {
   std::vector<std::shared_ptr<CudaSegment>> unused;  // closes when the lock is free again
   absl::MutexLock lock(&segments_mutex_);
   for (auto& [id, mapping] : mappings_) unused.push_back(std::move(mapping.device));
+}
+
+bool Session::has_device() const {
+  absl::MutexLock lock(&segments_mutex_);
+  return absl::c_any_of(mappings_, [](const auto& one) { return one.second.device != nullptr; });
 }
 
 bool Session::in_own_process() const { return getpid() == pid_; }

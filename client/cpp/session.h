@@ -115,10 +115,7 @@ class Session {
   int64_t holds() const { return holds_.load(); }
   bool connected() const { return connected_.load(); }
   // Whether it is served from device memory; false once it is lost.
-  bool has_device() const {
-    absl::MutexLock lock(&device_mutex_);
-    return !device_segments_.empty();
-  }
+  bool has_device() const;
   // Leases then alone keep device memory open.
   void MarkLost();
 
