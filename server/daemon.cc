@@ -466,6 +466,9 @@ absl::Status Daemon::Stop() {
   pages_.reset();
   if (resizer_ != nullptr) resizer_->Stop();
   if (control_ != nullptr) control_->Stop();
+  // Clients may have it mapped until they see that their sessions are over.
+  const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
+  if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
   control_.reset();
   {
     absl::MutexLock lock(&device_mu_);
@@ -486,9 +489,6 @@ absl::Status Daemon::Stop() {
   admin_service_.reset();
   resizer_.reset();
   cache_service_.reset();
-  // Clients may have it mapped until they see that their sessions are over.
-  const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
-  if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
   if (device_ != nullptr) device_->OnLost({});  // freeing its memory may be what finds out
   registry_.reset();
   history_.reset();
