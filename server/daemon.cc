@@ -470,6 +470,9 @@ absl::Status Daemon::Stop() {
   pages_.reset();
   if (resizer_ != nullptr) resizer_->Stop();
   if (control_ != nullptr) control_->Stop();
+  // Clients may have it mapped until they see that their sessions are over.
+  const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
+  if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
   control_.reset();
   {
     absl::MutexLock lock(&device_mu_);
@@ -493,9 +496,6 @@ absl::Status Daemon::Stop() {
   resizer_.reset();
   cache_service_.reset();
   device_guard.reset();  // what it gives up, it tells the cache
-  // Clients may have it mapped until they see that their sessions are over.
-  const bool mapped = registry_ != nullptr && registry_->GetStats().device_sessions > 0;
-  if (device_ != nullptr && mapped) device_->KeepMemoryUntilExit();
   if (device_ != nullptr) device_->OnLost({});  // freeing its memory may be what finds out
   device_guard.emplace(device_.get(), kDevicePatience, &device_given_up_);
   registry_.reset();

@@ -256,6 +256,19 @@ TEST_F(CudaDaemonTest, DeviceMemoryOfASessionThatNeverAnswersIsFreedWhenItEnds) 
   while (fakecuda_used_bytes(0) != used - 4 * kMiB) std::this_thread::yield();
 }
 
+TEST_F(CudaDaemonTest, AStopFreesNothingThatASessionHasNotGivenUp) {
+  config_.segment_bytes = 2 * kMiB;
+  fakecuda_set_strict(1);  // freeing what the other process has open aborts
+  Start();
+  const auto silent = Connect({uuid_});
+  fakecuda::Peer peer(EMBCACHE_BIN "/fake_cuda_peer");
+  const std::string handle = silent->welcome.segments(3).segment().cuda_ipc_handle();
+  EXPECT_NE(peer.Run("open", absl::BytesToHexString(handle)).number(), 0u);
+  EXPECT_TRUE(Resize(v1::L1, 4 * kMiB).ok());
+  EXPECT_TRUE(daemon_->Stop().ok());
+  EXPECT_EQ(fakecuda_used_bytes(0), 2 * kMiB) << "what is open elsewhere";
+}
+
 TEST_F(CudaDaemonTest, SmallValuesTravelInlineWithoutASessionAndWithoutL2) {
   config_.l2_capacity_bytes = 0;
   Start();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import grpc
@@ -14,6 +15,7 @@ from conftest import Daemon, array
 
 import embcache
 from embcache import Key, aio
+from embcache._session import Session
 from embcache.v1 import admin_pb2, embcache_pb2
 
 MIB = 1 << 20
@@ -85,6 +87,24 @@ def test_new_segments_are_used_by_a_client_that_was_there_before(daemon):
             hit = reader.get(key(number))
             assert hit.tier == embcache.Tier.L1
             np.testing.assert_array_equal(hit["x"].numpy(), value(number))
+
+
+def test_a_call_need_not_wait_for_the_thread_that_watches(daemon, monkeypatch):
+    """What it is told of a new segment lies in the control socket, and it reads that itself."""
+    handle_packet = Session.handle_packet
+
+    def only_calls(session):
+        if threading.current_thread().name == "emb-control":
+            return False
+        return handle_packet(session)
+
+    with embcache.Client(daemon.directory, strict=True) as client:
+        monkeypatch.setattr(Session, "handle_packet", only_calls)
+        assert resize(daemon, 128).capacity_bytes == 128 * MIB
+        for number in range(2 * ENTRIES):
+            assert client.put(key(number), {"x": value(number)})
+        np.testing.assert_array_equal(client.get(key(39))["x"].numpy(), value(39))
+        monkeypatch.undo()
 
 
 def test_a_view_keeps_its_bytes_and_is_waited_for(daemon):

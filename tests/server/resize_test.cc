@@ -64,6 +64,10 @@ class ResizeCallTest : public CacheFixture {
   }
 
   void Start() {
+    StartControl();
+    StartResizer();
+  }
+  void StartControl() {
     auto control = ControlSocket::Start(
         options_, &registry_,
         [this] {
@@ -75,6 +79,8 @@ class ResizeCallTest : public CacheFixture {
         [this] { cache_->Tick(); });
     ASSERT_TRUE(control.ok()) << control.status();
     control_ = *std::move(control);
+  }
+  void StartResizer() {
     resizer_ =
         std::make_unique<Resizer>(cache_.get(), &board_, [this](TierId) { return free_.load(); });
     admin_ = std::make_unique<AdminService>(
@@ -157,6 +163,18 @@ TEST_F(ResizeCallTest, ASessionGetsNewSegmentsBeforeAnythingIsInThem) {
     EXPECT_EQ(fstat(client.descriptors()[before + static_cast<size_t>(i)].get(), &file), 0);
     EXPECT_EQ(static_cast<uint64_t>(file.st_size), kSegment);
   }
+}
+
+TEST_F(ResizeCallTest, NewSegmentsAreNotUsedBeforeTheControlThreadHasTold) {
+  StartResizer();
+  auto call = Resize(4 * kSegment);
+  while (cache_->Segments().size() < 4) std::this_thread::yield();
+  EXPECT_FALSE(call->done.HasBeenNotified());
+  EXPECT_EQ(cache_->capacity_bytes(TierId::kL1), 2 * kSegment);
+  StartControl();
+  call->done.WaitForNotification();
+  EXPECT_TRUE(call->status.ok()) << call->status;
+  EXPECT_EQ(cache_->capacity_bytes(TierId::kL1), 4 * kSegment);
 }
 
 TEST_F(ResizeCallTest, ATooLargeSegmentIsReplacedByASmallerOne) {
