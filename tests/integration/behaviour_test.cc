@@ -171,7 +171,7 @@ TEST_F(BehaviourTest, ContainsPopAndDeleteAreNoGets) {
 
 TEST_F(BehaviourTest, AnEntryLargerThanL1IsServedFromL2AgainAndAgain) {
   Start(100, 1000);
-  ASSERT_TRUE(Put("big", 300).ok());
+  ASSERT_TRUE(Put("big", 200).ok());
   EXPECT_EQ(Where("big"), Tier::kL2);
   EXPECT_EQ(Get("big"), Tier::kL2);
   EXPECT_EQ(Where("big"), Tier::kL2);
