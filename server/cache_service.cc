@@ -175,8 +175,8 @@ class CacheService::GetCall final : public BatchCall {
     auto expect = ExpectationsFromProto(item.expect());
     if (!expect.ok()) return Found(i, InField("items", i, "", expect.status()));
     if (claiming_) {
-      return service_->StartClaimingLookup(context_, request_, *std::move(key), *std::move(expect), place_,
-                                           [this, i](ClaimingLookup::Answer answer) {
+      return service_->StartClaimingLookup(context_, request_, *std::move(key), *std::move(expect),
+                                           place_, [this, i](ClaimingLookup::Answer answer) {
                                              auto found = std::move(answer.found);
                                              claims_[static_cast<size_t>(i)] = std::move(answer);
                                              Found(i, std::move(found));

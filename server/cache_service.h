@@ -185,7 +185,7 @@ class CacheService {
                    uint64_t inline_limit, std::string staged, v1::GetResult* result);
 
   const CacheServiceDeps deps_;
-  const absl::Duration started_;                          // monotonic
+  const absl::Duration started_;  // monotonic
   std::atomic<bool> draining_ = false;
   ClaimTable claims_;
   EventHub hub_;

@@ -39,7 +39,7 @@ struct Config {
   std::vector<uint32_t> allow_uids;  // both empty: whom the socket's mode lets in
   std::vector<uint32_t> allow_gids;
   std::string http_address = "unix";  // as ParseHttpAddress takes it
-  std::vector<uint32_t> admin_uids;  // beside root and the daemon's own
+  std::vector<uint32_t> admin_uids;   // beside root and the daemon's own
   std::vector<uint32_t> admin_gids;
   std::string socket_owner;  // name or number; empty = as files are made
   std::string socket_group;

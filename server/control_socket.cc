@@ -350,9 +350,8 @@ bool ControlSocket::HandleHello(Connection* connection, absl::string_view packet
   LogSession(&session_log_, connection->peer,
              connection->peer.sees_device   ? "opened, sees the device"
              : hello.device_uuids().empty() ? "opened"
-             : options_.device_uuid.empty()
-                 ? "opened, sees a device, which is not used here"
-                 : "opened, sees another device than the one used here");
+             : options_.device_uuid.empty() ? "opened, sees a device, which is not used here"
+                                            : "opened, sees another device than the one used here");
   return true;
 }
 

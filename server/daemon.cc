@@ -495,7 +495,7 @@ absl::Status Daemon::Stop() {
   admin_service_.reset();
   resizer_.reset();
   cache_service_.reset();
-  device_guard.reset();  // what it gives up, it tells the cache
+  device_guard.reset();                         // what it gives up, it tells the cache
   if (device_ != nullptr) device_->OnLost({});  // freeing its memory may be what finds out
   device_guard.emplace(device_.get(), kDevicePatience, &device_given_up_);
   registry_.reset();

@@ -97,7 +97,7 @@ class Daemon {
   std::atomic<bool> draining_ = false;
   std::atomic<bool> serving_ = false;  // Drain may use the servers
   std::atomic<bool> device_given_up_ = false;
-  absl::Mutex device_mu_;              // held while the loss of the device is told to them
+  absl::Mutex device_mu_;  // held while the loss of the device is told to them
 
   SocketAccess access_;
   PeerRules peers_;

@@ -176,7 +176,7 @@ class SessionRegistry {
     absl::flat_hash_map<ReservationId, uint64_t> reservations;
     uint32_t begun_reservations = 0;  // neither finished nor cancelled yet
     uint32_t share_tokens = 0;
-    uint64_t shared_leases = 0;  // in those tokens
+    uint64_t shared_leases = 0;             // in those tokens
     std::shared_ptr<const FastTable> fast;  // may be null
 
     uint64_t fast_pins() const { return fast == nullptr ? 0 : fast->CountPins(); }

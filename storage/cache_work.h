@@ -20,8 +20,8 @@ struct CacheWork {
     LatencyHistogram bytes;
   };
 
-  Step promotion;  // the copy from L2 to L1
-  Step demotion;   // the copy from L1 to L2
+  Step promotion;   // the copy from L2 to L1
+  Step demotion;    // the copy from L1 to L2
   Step relocation;  // the copy within a tier, out of a segment that goes
   Step l3_read;     // of one entry, successful or not
   Step l3_write;

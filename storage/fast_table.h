@@ -59,8 +59,8 @@ class FastTable {
   void Weigh();
   // A client that goes on pinning more than it may has its pins ignored. A look at the table is not
   // one instant, so one that finds too much proves nothing: a client that ends one pin and takes
-  // another meanwhile shows both. The mean of many looks cannot be above what was really pinned, but
-  // for chance; hence the mean, and a margin.
+  // another meanwhile shows both. The mean of many looks cannot be above what was really pinned,
+  // but for chance; hence the mean, and a margin.
   bool honoured() const { return honoured_; }
 
  private:

@@ -70,7 +70,7 @@ class LateStore final : public PersistentStore {
   const LateStoreOptions options_;
   std::unique_ptr<PersistentStore> opened_;        // written once, before store_
   std::atomic<PersistentStore*> store_ = nullptr;  // opened_, once it may be used
-  std::atomic<uint64_t> failures_ = 1;  // what came before it was made, too
+  std::atomic<uint64_t> failures_ = 1;             // what came before it was made, too
 
   absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

@@ -8,8 +8,8 @@
 // and covers every record of the key up to it, so that a late write of an old value cannot bring it
 // back.
 //
-// Thread-safe. Find, Forget, List, TakeLost and GetStats touch memory only and may be called with locks held;
-// the others block on the disk.
+// Thread-safe. Find, Forget, List, TakeLost and GetStats touch memory only and may be called with
+// locks held; the others block on the disk.
 
 #ifndef EMBCACHE_STORAGE_PERSISTENT_STORE_H_
 #define EMBCACHE_STORAGE_PERSISTENT_STORE_H_
@@ -43,10 +43,10 @@ struct StoredPlace {
 
 struct StoreStats {
   uint64_t entries = 0;
-  uint64_t payload_bytes = 0;  // of the entries that can be found
-  uint64_t disk_bytes = 0;     // of everything in the directory
+  uint64_t payload_bytes = 0;   // of the entries that can be found
+  uint64_t disk_bytes = 0;      // of everything in the directory
   uint64_t capacity_bytes = 0;  // less than configured where the disk holds less
-  uint64_t bytes_written = 0;  // to the disk since start, for wear
+  uint64_t bytes_written = 0;   // to the disk since start, for wear
   uint64_t files = 0;
   uint64_t evictions = 0;    // entries dropped to make room
   uint64_t corruptions = 0;  // records that failed their check

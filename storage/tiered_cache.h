@@ -301,11 +301,11 @@ class TieredCache {
     // Entries on their way out that need nothing more than a copy to end.
     uint64_t leaving = 0;
     uint64_t leaving_bytes = 0;
-    uint64_t io_pinned = 0;  // entries with io_pins
+    uint64_t io_pinned = 0;   // entries with io_pins
     uint32_t relocating = 0;  // entries, also those that wait for room
     // How far the closing segments have been looked through since the last tick.
     std::optional<std::pair<uint32_t, uint64_t>> drained_up_to;
-    TierStats stats;         // the counters, and pinned_bytes, reserved_bytes, entries
+    TierStats stats;  // the counters, and pinned_bytes, reserved_bytes, entries
   };
 
   // A model that has not been used for so long may lose its place, and its entries theirs in
@@ -457,8 +457,7 @@ class TieredCache {
   void DrainClosingLocked(TierId tier, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EvictSurplusLocked(TierId tier, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The same for one entry, if it is in such a segment.
-  void LeaveClosingLocked(CacheEntry* entry, AfterUnlock& after)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LeaveClosingLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsMovableLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartRelocationLocked(CacheEntry* entry, AfterUnlock& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -154,7 +154,8 @@ void TieredCache::LoseTier(TierId id) {
     // Looked up anew each time: one that goes may take others with it.
     for (const std::string& key : keys) {
       CacheEntry* entry = FindLocked(key);
-      if (entry != nullptr && entry->tier == id) DoomAndTellLocked(entry, RemoveReason::kLost, after);
+      if (entry != nullptr && entry->tier == id)
+        DoomAndTellLocked(entry, RemoveReason::kLost, after);
     }
   }
   after.Run();

@@ -33,10 +33,10 @@ Outcome RunCtl(const std::vector<std::string>& arguments) {
 constexpr char kNowhere[] = "--socket-dir=/nonexistent/embcache";
 constexpr char kHash[] = "--hash=00112233445566778899aabbccddeeff";
 
-const std::vector<std::string> kCommands = {
-    "put",    "get",    "contains", "rm",      "import", "export", "ls",    "stat",      "sessions",
-    "events", "health", "version",  "clear",   "flush",  "epoch",  "drain", "log-level", "bench",
-    "top",    "size"};
+const std::vector<std::string> kCommands = {"put",    "get",       "contains", "rm",       "import",
+                                            "export", "ls",        "stat",     "sessions", "events",
+                                            "health", "version",   "clear",    "flush",    "epoch",
+                                            "drain",  "log-level", "bench",    "top",      "size"};
 
 TEST(CliArgsTest, HelpNamesEveryCommandAndTheExitCodes) {
   const Outcome outcome = RunCtl({"--help"});

@@ -75,8 +75,9 @@ class CudaCacheTest : public CudaTest {
     for (const TieredCache::SegmentInfo& segment : cache_->Segments()) {
       if (segment.id != at.segment) continue;
       if (at.tier == TierId::kL2) return {segment.memory->host_data() + at.offset, at.bytes};
-      EXPECT_EQ(fakecuda_peek(DevicePointer(segment.memory.get()) + at.offset, bytes.data(), at.bytes),
-                0);
+      EXPECT_EQ(
+          fakecuda_peek(DevicePointer(segment.memory.get()) + at.offset, bytes.data(), at.bytes),
+          0);
     }
     return bytes;
   }

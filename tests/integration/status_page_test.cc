@@ -98,7 +98,7 @@ TEST_F(StatusPageTest, ShowsTheFiguresInABrowser) {
   EXPECT_THAT(dom, HasSubstr("data-loaded=\"true\""));
   EXPECT_THAT(dom, HasSubstr("Serving"));
   EXPECT_THAT(dom, HasSubstr("75.0\u202f% since start"));  // 300 of 400
-  EXPECT_THAT(dom, HasSubstr("14.1\u202fs"));  // 300 times 47 ms
+  EXPECT_THAT(dom, HasSubstr("14.1\u202fs"));              // 300 times 47 ms
   EXPECT_THAT(dom, HasSubstr("64.0\u202fKiB pinned"));
   EXPECT_THAT(dom, HasSubstr("Qwen2.5-VL"));
   EXPECT_THAT(dom, HasSubstr("L3 · SSD"));

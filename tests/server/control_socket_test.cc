@@ -121,8 +121,7 @@ class ControlSocketTest : public CacheFixture {
     info.segments_version = cache_->segments_version() + device_changes_;
     info.segments = cache_->Segments();
     for (int i = 0; i < device_segments_; ++i) {
-      info.segments.push_back(
-          {1000 + static_cast<uint32_t>(i), 1, TierId::kL1, device_, "GPU-1"});
+      info.segments.push_back({1000 + static_cast<uint32_t>(i), 1, TierId::kL1, device_, "GPU-1"});
     }
     info.limits.set_max_batch(7);
     info.version = "1.2.3";
