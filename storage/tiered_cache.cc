@@ -1,25 +1,14 @@
 #include "storage/tiered_cache.h"
 
-#include <algorithm>
-#include <set>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "storage/check.h"
 #include "storage/lru_policy.h"
 
 namespace embcache {
 namespace {
 
-// Lookups of what is not there do not fill more of the table of models.
-constexpr size_t kMaxModelsByLookup = ModelTable::kMaxModels / 2;
-
-constexpr int kSweepEntriesPerTick = 4096;
-
-// What sorts before the encoded keys of `model`, and behind those of the models before it.
-std::string BeforeFirstKey(absl::string_view model) {
-  return absl::StrCat(std::string(1, static_cast<char>(model.size())), model);
-}
+constexpr int kExpiriesPerTick = 4096;
 
 }  // namespace
 
@@ -244,208 +233,6 @@ void ReadHandle::Reset() {
   info_.reset();
 }
 
-// --- Lookup -------------------------------------------------------------------------------------
-
-void TieredCache::CountHitLocked(const CacheEntry& entry, TierId source) {
-  ++totals_.gets;
-  ++totals_.hits;
-  totals_.saved_us += entry.info->encode_cost_us;
-  ++(source == TierId::kL3 ? totals_.l3.hits : TierOf(source).stats.hits);
-  ModelStats& model = entry.model->stats;
-  ++model.gets;
-  ++model.hits;
-  model.saved_us += entry.info->encode_cost_us;
-  models_.MarkUsed(entry.model.get());
-  work_.hit_bytes.Record(entry.payload_bytes());
-}
-
-void TieredCache::CountMissLocked(CacheModel* model) {
-  ++totals_.gets;
-  ++totals_.misses;
-  ++model->stats.gets;
-  ++model->stats.misses;
-}
-
-CacheModel* TieredCache::LookupModelLocked(const CacheKey& key) {
-  if (models_.models().size() < kMaxModelsByLookup) return models_.Get(key.model());
-  CacheModel* const known = models_.Find(key.model());
-  return known != nullptr ? known : models_.other();
-}
-
-void TieredCache::CountMiss(const CacheKey& key, MissReason reason) {
-  absl::MutexLock lock(&mu_);
-  if (reason == MissReason::kMismatch) ++totals_.mismatches;
-  CountMissLocked(LookupModelLocked(key));
-}
-
-LookupResult TieredCache::HitLocked(CacheEntry* entry, TierId source, const LookupWaiter& waiter,
-                                    AfterUnlock& after) {
-  if (FindMismatch(entry->info->layout.tensors, waiter.expect).has_value()) {
-    if (waiter.count == LookupCount::kAll) {
-      ++totals_.mismatches;
-      CountMissLocked(entry->model.get());
-    }
-    if (!entry->doomed) RemoveKeyLocked(entry->info->key, RemoveReason::kMismatch, {}, after);
-    return LookupResult{.handle = {}, .source = source, .reason = MissReason::kMismatch};
-  }
-  if (entry->hook.linked()) {
-    TierOf(entry->tier).policy->Touch(&entry->hook);
-    PublishLocked(entry);  // if there was no room before
-  }
-  if (waiter.count != LookupCount::kNone) {
-    CountHitLocked(*entry, source);
-    RequestedLocked(entry, after);
-  }
-  return LookupResult{.handle = PinLocked(entry), .source = source};
-}
-
-std::optional<absl::StatusOr<LookupResult>> TieredCache::LookupLocked(const CacheKey& key,
-                                                                      LookupWaiter& waiter,
-                                                                      AfterUnlock& after) {
-  CacheModel* model = LookupModelLocked(key);
-  const auto miss = [&](MissReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (waiter.count == LookupCount::kAll) CountMissLocked(model);
-    return LookupResult{.handle = {}, .source = TierId::kL1, .reason = reason};
-  };
-  CacheEntry* entry = FindLocked(key.encoded());
-  if (entry != nullptr && !IsLiveLocked(*entry)) {
-    const bool old_epoch = entry->model_epoch != entry->model->stats.model_epoch;
-    if (!old_epoch) {
-      RemoveKeyLocked(key, RemoveReason::kExpired, {}, after);
-      return miss(MissReason::kExpired);
-    }
-    DoomLocked(entry, RemoveReason::kEpoch, after);
-    entry = nullptr;
-  }
-  if (entry == nullptr) {
-    const std::optional<StoredPlace> place = FindStoredLocked(key);
-    const bool memory =
-        TierOf(TierId::kL1).memory.enabled() || TierOf(TierId::kL2).memory.enabled();
-    // What is loaded has to be its own model's, for that may have its epoch advanced.
-    CacheModel* const own = place.has_value() && memory ? models_.Get(key.model()) : nullptr;
-    if (own == nullptr) return miss(MissReason::kAbsent);
-    StartLoadLocked(key, own, *place, std::move(waiter), after);
-    return std::nullopt;
-  }
-  if (l1_on_device_ && waiter.place == Place::kHost) {
-    return LookupForHostLocked(entry, waiter, after);
-  }
-  if (l1_on_device_ && waiter.place == Place::kDevice) {
-    return LookupForDeviceLocked(entry, waiter, after);
-  }
-  if (entry->state == EntryState::kDemoting || entry->state == EntryState::kWritingBack) {
-    entry->called_off = true;
-    return HitLocked(entry, entry->tier, waiter, after);
-  }
-  if (entry->state == EntryState::kResident) {
-    const MemoryTier& l1 = TierOf(TierId::kL1).memory;
-    const bool promote = entry->tier == TierId::kL2 && entry->pins == 0 &&
-                         entry->range.bytes <= l1.max_entry_bytes() &&
-                         !FindMismatch(entry->info->layout.tensors, waiter.expect).has_value();
-    if (!promote) return HitLocked(entry, entry->tier, waiter, after);
-    entry->waiters.push_back(std::move(waiter));
-    StartPromotionLocked(entry, after);
-    return std::nullopt;
-  }
-  return AddWaiterLocked(entry, waiter);
-}
-
-std::optional<absl::StatusOr<LookupResult>> TieredCache::AddWaiterLocked(CacheEntry* entry,
-                                                                         LookupWaiter& waiter) {
-  if (entry->waiters.size() >= options_.max_waiters_per_entry) {
-    if (waiter.count == LookupCount::kAll) CountMissLocked(entry->model.get());
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "waiters: ", entry->waiters.size(), " lookups already wait for this entry; the limit is ",
-        options_.max_waiters_per_entry));
-  }
-  entry->waiters.push_back(std::move(waiter));
-  return std::nullopt;
-}
-
-void TieredCache::AnswerWaitersLocked(CacheEntry* entry, TierId source, AfterUnlock& after) {
-  std::vector<LookupWaiter> waiters = std::exchange(entry->waiters, {});
-  // A mismatch removes the entry; this pin keeps it until the last waiter has its answer.
-  if (entry->pins++ == 0) TierOf(entry->tier).stats.pinned_bytes += entry->range.bytes;
-  for (LookupWaiter& waiter : waiters) {
-    if (!IsWhereWantedLocked(*entry, waiter.place)) {
-      AnswerElsewhereLocked(entry, source, std::move(waiter), after);
-      continue;
-    }
-    LookupResult result = HitLocked(entry, source, waiter, after);
-    after.Add([done = std::move(waiter.done), result = std::move(result)]() mutable {
-      done(std::move(result));
-    });
-  }
-  UnpinLocked(entry, after);
-}
-
-void TieredCache::FailWaitersLocked(CacheEntry* entry, absl::StatusOr<MissReason> why,
-                                    AfterUnlock& after) {
-  for (LookupWaiter& waiter : std::exchange(entry->waiters, {})) {
-    if (waiter.count == LookupCount::kAll) CountMissLocked(entry->model.get());
-    absl::StatusOr<LookupResult> result = LookupResult{};
-    if (why.ok()) {
-      result->reason = *why;
-    } else {
-      result = why.status();
-    }
-    after.Add([done = std::move(waiter.done), result = std::move(result)]() mutable {
-      done(std::move(result));
-    });
-  }
-}
-
-void TieredCache::RetryWaitersLocked(CacheEntry* entry, AfterUnlock& after) {
-  for (LookupWaiter& waiter : std::exchange(entry->waiters, {})) {
-    after.Add([this, key = entry->info->key, waiter = std::move(waiter)]() mutable {
-      LookupWith(key, std::move(waiter));
-    });
-  }
-}
-
-void TieredCache::LookupWith(const CacheKey& key, LookupWaiter waiter) {
-  AfterUnlock after;
-  std::optional<absl::StatusOr<LookupResult>> answer;
-  {
-    absl::MutexLock lock(&mu_);
-    answer = LookupLocked(key, waiter, after);
-  }
-  after.Run();
-  if (answer.has_value()) waiter.done(*std::move(answer));
-}
-
-void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect,
-                         LookupCallback done, LookupCount count) {
-  Lookup(key, std::move(expect), Place::kAny, std::move(done), count);
-}
-
-void TieredCache::Lookup(const CacheKey& key, std::vector<TensorExpectation> expect, Place place,
-                         LookupCallback done, LookupCount count) {
-  LookupWith(
-      key,
-      LookupWaiter{
-          .expect = std::move(expect), .done = std::move(done), .count = count, .place = place});
-}
-
-ReadHandle TieredCache::PinInPlace(const CacheKey& key) {
-  absl::MutexLock lock(&mu_);
-  CacheEntry* entry = FindLocked(key.encoded());
-  if (entry == nullptr || !IsLiveLocked(*entry)) return {};
-  if (entry->state == EntryState::kLoading || entry->state == EntryState::kPromoting) return {};
-  entry->called_off = true;
-  return PinLocked(entry);
-}
-
-std::optional<TierId> TieredCache::Contains(const CacheKey& key) const {
-  absl::MutexLock lock(&mu_);
-  const CacheEntry* entry = FindLocked(key.encoded());
-  if (entry != nullptr && IsLiveLocked(*entry)) {
-    return entry->state == EntryState::kLoading ? TierId::kL3 : entry->tier;
-  }
-  if (entry == nullptr && FindStoredLocked(key).has_value()) return TierId::kL3;
-  return std::nullopt;
-}
-
 // --- Removal ------------------------------------------------------------------------------------
 
 void TieredCache::Delete(const CacheKey& key, absl::AnyInvocable<void(absl::StatusOr<bool>)> done) {
@@ -480,107 +267,13 @@ void TieredCache::Pop(const CacheKey& key, absl::AnyInvocable<bool(LookupResult)
   LookupWith(key, std::move(waiter));
 }
 
-void TieredCache::AdvanceEpoch(absl::string_view model,
-                               absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done) {
-  AfterUnlock after;
-  {
-    absl::MutexLock lock(&mu_);
-    const std::optional<uint64_t> advanced = models_.AdvanceEpoch(model);
-    if (!advanced.has_value()) {
-      after.Add([done = std::move(done)]() mutable {
-        done(absl::ResourceExhaustedError(
-            absl::StrCat("model: ", ModelTable::kMaxEpochs,
-                         " others have an epoch, and that is the limit; a "
-                         "restart forgets those that nothing on the SSD needs")));
-      });
-    } else {
-      const uint64_t epoch = *advanced;
-      const CacheModel* placed = models_.Find(model);
-      if (fast_ != nullptr && placed != nullptr) fast_->SetModelEpoch(placed->fast_id, epoch);
-      queue_.CancelModel(model, epoch);
-      TellLocked(CacheEvent::Kind::kEpoch, model, after).generation = epoch;
-      sweeps_.emplace_back(std::string(model), std::string());
-      if (deps_.store == nullptr) {
-        after.Add([epoch, done = std::move(done)]() mutable { done(epoch); });
-      } else {
-        auto answer = std::make_shared<decltype(done)>(std::move(done));
-        RunOnDiskLocked(
-            [this, name = std::string(model), epoch, answer] {
-              absl::Status saved = deps_.store->SetModelEpoch(name, epoch);
-              saved.ok() ? (*answer)(epoch) : (*answer)(std::move(saved));
-            },
-            [answer] { (*answer)(absl::UnavailableError("too much disk work is queued")); }, after);
-      }
-    }
-  }
-  after.Run();
-}
-
-std::vector<std::string> TieredCache::Models() const {
-  absl::MutexLock lock(&mu_);
-  std::set<std::string> names;
-  for (const auto& [name, model] : models_.models()) names.insert(name);
-  names.erase(std::string(ModelTable::kOther));
-  if (deps_.store == nullptr) return {names.begin(), names.end()};
-  // From the first key of one model to that of the next.
-  std::string after;
-  std::optional<std::string> found;
-  do {
-    found.reset();
-    deps_.store->List(after, [&](const CacheKey& key, const StoredPlace&) {
-      found = std::string(key.model());
-      return false;
-    });
-    if (!found.has_value()) break;
-    after = std::string(1, static_cast<char>(found->size())) + *found + std::string(1, '\xff');
-    names.insert(*std::move(found));
-  } while (true);
-  return {names.begin(), names.end()};
-}
-
-void TieredCache::SweepModelLocked(AfterUnlock& after) {
-  const auto [model, after_key] = sweeps_.front();
-  std::string from = after_key;
-  if (from.empty()) from = BeforeFirstKey(model);
-  for (int visited = 0; visited < kSweepEntriesPerTick; ++visited) {
-    // Looked up anew each time: the room that one entry leaves may make others move or go.
-    auto it = ordered_.upper_bound(absl::string_view(from));
-    if (it == ordered_.end() || (*it)->info->key.model() != model) {
-      sweeps_.pop_front();
-      return;
-    }
-    CacheEntry* entry = *it;
-    from = std::string(entry->info->key.encoded());
-    if (entry->model_epoch != entry->model->stats.model_epoch) {
-      DoomLocked(entry, RemoveReason::kEpoch, after);
-    }
-  }
-  sweeps_.front().second = std::move(from);
-}
-
-void TieredCache::TickModelsLocked(AfterUnlock& after) {
-  int visited = 0;
-  for (const std::string& model : models_.Tick(deps_.clock->MonotonicNow(), kModelRest)) {
-    std::string from = BeforeFirstKey(model);
-    // Looked up anew each time, as in SweepModelLocked.
-    for (auto it = ordered_.upper_bound(absl::string_view(from));
-         it != ordered_.end() && (*it)->info->key.model() == model;
-         it = ordered_.upper_bound(absl::string_view(from))) {
-      if (++visited > kSweepEntriesPerTick) return;
-      CacheEntry* entry = *it;
-      from = std::string(entry->info->key.encoded());
-      if (IsEvictableLocked(*entry)) LeaveMemoryLocked(entry, after);
-    }
-  }
-}
-
 void TieredCache::TickLocked(AfterUnlock& after) {
   const absl::Duration monotonic = deps_.clock->MonotonicNow();
   for (auto& [id, reservation] : reservations_) {
     if (monotonic >= reservation.deadline) reservation.expired = true;
   }
   const absl::Time now = deps_.clock->Now();
-  for (int i = 0; i < kSweepEntriesPerTick && !expiries_.empty(); ++i) {
+  for (int i = 0; i < kExpiriesPerTick && !expiries_.empty(); ++i) {
     const auto [expires, entry] = *expiries_.begin();
     if (expires > now) break;
     const CacheKey key = entry->info->key;

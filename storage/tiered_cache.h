@@ -322,7 +322,7 @@ class TieredCache {
     return tiers_[static_cast<int>(id)];
   }
 
-  // tiered_cache.cc: the index, pins, lookups and removals.
+  // tiered_cache.cc: the index, pins, removals and ticks.
   CacheEntry* FindLocked(absl::string_view key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsLiveLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::optional<StoredPlace> FindStoredLocked(const CacheKey& key) const
@@ -345,10 +345,12 @@ class TieredCache {
   void UnpinLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Unpin(CacheEntry* entry);
   Location LocationLocked(const CacheEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  CacheStats GetStatsLocked(bool per_model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TickLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // tiered_cache_lookup.cc: finding entries, and waiting for those on their way.
   void CountHitLocked(const CacheEntry& entry, TierId source) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CountMissLocked(CacheModel* model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The model whose counters a lookup of `key` moves.
-  CacheModel* LookupModelLocked(const CacheKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Answers now, or keeps `waiter` and answers later (nullopt).
   std::optional<absl::StatusOr<LookupResult>> LookupLocked(const CacheKey& key,
                                                            LookupWaiter& waiter, AfterUnlock& after)
@@ -362,8 +364,10 @@ class TieredCache {
   // The entry went away while they waited: they look again.
   void RetryWaitersLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LookupWith(const CacheKey& key, LookupWaiter waiter) ABSL_LOCKS_EXCLUDED(mu_);
-  CacheStats GetStatsLocked(bool per_model) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TickLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // tiered_cache_models.cc: models and their epochs.
+  // The model whose counters a lookup of `key` moves.
+  CacheModel* LookupModelLocked(const CacheKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SweepModelLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Makes places in the table of models.
   void TickModelsLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
