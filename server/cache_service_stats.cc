@@ -96,7 +96,9 @@ void CacheStatsToProto(const CacheStats& stats, v1::StatsResponse* to) {
   to->set_reservations(stats.reservations);
   for (const TierId id : {TierId::kL1, TierId::kL2}) {
     const TierStats& tier = stats.memory[static_cast<size_t>(id)];
-    if (tier.capacity_bytes > 0) MemoryTierToProto(id, tier, to->add_tiers());
+    // One that has been resized away keeps what it has counted.
+    const bool counted = tier.hits + tier.evictions_capacity + tier.evictions_expired > 0;
+    if (tier.capacity_bytes > 0 || counted) MemoryTierToProto(id, tier, to->add_tiers());
   }
   if (stats.has_l3) L3ToProto(stats, to);
   for (const ModelStats& model : stats.models) {

@@ -103,7 +103,7 @@ void WriteTiers(PrometheusText& page, const v1::StatsResponse& stats,
         [](const v1::TierStats& tier) { return tier.reserved_bytes(); });
   gauge("embcache_tier_entries", "Entries that can be found.",
         [](const v1::TierStats& tier) { return tier.entries(); });
-  gauge("embcache_tier_fragmentation_ratio", "1 - largest free range / free bytes.",
+  gauge("embcache_tier_fragmentation_ratio", "1 - largest free range of each segment / free bytes.",
         [](const v1::TierStats& tier) { return tier.fragmentation(); });
   page.Family("embcache_evictions_total", MetricType::kCounter,
               "Entries that left a tier, by why: to make room (capacity, demotions included), past "

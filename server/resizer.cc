@@ -95,6 +95,11 @@ absl::Status Resizer::CheckRequest(const Request& request, uint64_t previous) {
         absl::StrCat("capacity_bytes: 0, and ", TierName(other),
                      " has no memory either; one of them needs some"));
   }
+  const uint64_t least = cache_->granularity(request.tier);
+  if (request.capacity_bytes > 0 && request.capacity_bytes < least) {
+    return absl::InvalidArgumentError(absl::StrCat("capacity_bytes: ", request.capacity_bytes,
+                                                   "; must be 0 or at least ", least));
+  }
   if (request.capacity_bytes <= previous) return absl::OkStatus();
   const absl::StatusOr<uint64_t> free = free_bytes_(request.tier);
   if (!free.ok()) return free.status();
@@ -135,10 +140,11 @@ absl::StatusOr<Resizer::Resized> Resizer::Do(const Request& request) {
                  resized.previous_bytes, resized.capacity_bytes, request.capacity_bytes);
   }
   if (shrunk.pinned_entries > 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        TierName(tier), ": shrunk from ", resized.previous_bytes, " to ", resized.capacity_bytes,
-        " bytes instead of ", request.capacity_bytes, ": ", shrunk.pinned_entries, " entries of ",
-        shrunk.pinned_bytes, " bytes did not leave in time, most likely because they are pinned"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(TierName(tier), ": has ", resized.capacity_bytes, " bytes instead of ",
+                     request.capacity_bytes, ", and had ", resized.previous_bytes, ": ",
+                     shrunk.pinned_entries, " entries of ", shrunk.pinned_bytes,
+                     " bytes did not leave in time, most likely because they are pinned"));
   }
   if (!grown.ok() && resized.capacity_bytes < resized.previous_bytes) {
     return absl::Status(

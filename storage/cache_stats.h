@@ -20,7 +20,7 @@ struct TierStats {
   uint64_t pinned_bytes = 0;        // of those: entries under a pin, and reservations
   uint64_t reserved_bytes = 0;      // of those: reservations
   uint64_t entries = 0;             // reachable by key
-  double fragmentation = 0;         // 1 - largest free range / free bytes; 0 when nothing is free
+  double fragmentation = 0;         // see MemoryTier::Fragmentation
   uint64_t hits = 0;                // found here
   uint64_t evictions_capacity = 0;  // left to make room, whether demoted or dropped
   uint64_t evictions_expired = 0;

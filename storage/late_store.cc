@@ -129,6 +129,10 @@ std::vector<std::pair<std::string, uint64_t>> LateStore::ModelEpochs() const {
   return of->ModelEpochs();
 }
 
+absl::Status LateStore::Reachable() const {
+  return store() == nullptr ? NotOpen() : absl::OkStatus();
+}
+
 StoreStats LateStore::GetStats() const {
   if (const PersistentStore* const of = store()) return of->GetStats();
   StoreStats stats;

@@ -61,6 +61,7 @@ class LateStore final : public PersistentStore {
             absl::FunctionRef<bool(const CacheKey&, const StoredPlace&)> visit) const override;
   uint64_t max_generation() const override;
   std::vector<std::pair<std::string, uint64_t>> ModelEpochs() const override;
+  absl::Status Reachable() const override;
   StoreStats GetStats() const override;
 
  private:

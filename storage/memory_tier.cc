@@ -181,9 +181,9 @@ uint64_t MemoryTier::free_bytes() const {
 uint64_t MemoryTier::max_entry_bytes() const { return lost_ ? 0 : max_entry_bytes_; }
 
 double MemoryTier::Fragmentation() const {
-  uint64_t largest = 0;
+  uint64_t largest = 0;  // of each segment, added up
   for (const Segment& segment : segments_) {
-    if (segment.open()) largest = std::max(largest, segment.arena.largest_free());
+    if (segment.open()) largest += segment.arena.largest_free();
   }
   const uint64_t free = free_bytes();
   return free == 0 ? 0 : 1 - static_cast<double>(largest) / static_cast<double>(free);

@@ -85,6 +85,8 @@ class MemoryTier {
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t free_bytes() const;       // that Allocate has
   uint64_t max_entry_bytes() const;  // of the largest range there could be; 0 when not enabled
+  // Within segments: 1 - the sum of each one's largest free range / free bytes. 0 when nothing is
+  // free. That an entry cannot lie across segments is no fragmentation: more room would not help.
   double Fragmentation() const;
 
   // nullopt when no free range is large enough. REQUIRES: bytes > 0.

@@ -107,6 +107,8 @@ class PersistentStore {
   virtual uint64_t max_generation() const = 0;
   virtual std::vector<std::pair<std::string, uint64_t>> ModelEpochs() const = 0;
 
+  // UNAVAILABLE: what it holds cannot be reached yet.
+  virtual absl::Status Reachable() const { return absl::OkStatus(); }
   virtual StoreStats GetStats() const = 0;
 };
 

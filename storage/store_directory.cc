@@ -121,11 +121,15 @@ absl::StatusOr<std::unique_ptr<StoreDirectory>> StoreDirectory::Open(absl::strin
   const std::string directory(path);
   absl::Status made = MakeDirectory(directory);
   if (!made.ok()) return Passing(made);
+  // Before anything is written into what may be somebody else's; and once more when nobody else can
+  // be making a store there.
+  absl::Status ours = CheckFormat(directory);
+  if (absl::IsFailedPrecondition(ours)) return ours;
   absl::StatusOr<int> lock = TakeLock(absl::StrCat(directory, kLockName));
   if (!lock.ok()) return lock.status();
   std::unique_ptr<StoreDirectory> opened(new StoreDirectory(path, *lock));
-  absl::Status checked = CheckFormat(directory);
-  if (!checked.ok()) return checked;
+  ours = CheckFormat(directory);
+  if (!ours.ok()) return ours;
   std::error_code error;
   fs::remove_all(directory + "/stage", error);
   opened->Prepare().IgnoreError();

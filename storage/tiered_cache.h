@@ -208,6 +208,8 @@ class TieredCache {
   absl::Status AddSegments(TierId tier, uint64_t capacity_bytes);
   void OpenSegments(TierId tier);
   uint64_t capacity_bytes(TierId tier) const;
+  // A tier's capacity is 0 or at least so much.
+  uint64_t granularity(TierId tier) const;
   // Whether L1 is memory of a device, that is, whether Place makes a difference.
   bool l1_on_device() const { return l1_on_device_; }
   // The tier's memory cannot be used any more (its device is lost): its entries are gone, its

@@ -46,6 +46,7 @@ void TieredCache::CheckStore(CheckCallback done) {
 }
 
 absl::StatusOr<TieredCache::StoreCheck> TieredCache::RunCheck() {
+  if (absl::Status reachable = deps_.store->Reachable(); !reachable.ok()) return reachable;
   StoreCheck check;
   std::string after;
   std::vector<std::pair<CacheKey, StoredPlace>> places;

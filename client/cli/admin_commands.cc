@@ -122,6 +122,7 @@ void AddResizeCommand(CLI::App& app, const Context& context, Action* action) {
   const auto add = [&](const char* option, v1::Tier tier, const char* help) {
     which->add_option(option, *bytes, help)
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+        ->transform(SizeText())
         ->type_name("SIZE")
         ->each([request, tier](const std::string&) { request->set_tier(tier); });
   };

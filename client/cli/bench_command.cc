@@ -199,6 +199,7 @@ void AddBenchCommand(CLI::App& app, const Context& context, Action* action) {
       ->capture_default_str();
   command->add_option("--bytes", arguments->bytes, "Size of an entry; 1MiB may be written so")
       ->transform(CLI::AsSizeValue(false))
+      ->transform(SizeText())
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_option("--keys", arguments->keys, "How many entries")

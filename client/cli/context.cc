@@ -1,5 +1,6 @@
 #include "client/cli/context.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -45,6 +46,17 @@ void PrintUsageError(const CLI::App& app, const CLI::ParseError& error, std::ost
 
 CLI::Validator MoreThanZero() { return SecondsFrom(false, "above 0"); }
 CLI::Validator ZeroOrMore() { return SecondsFrom(true, "of at least 0"); }
+
+CLI::Validator SizeText() {
+  const auto check = [](std::string& text) -> std::string {
+    const auto digits = [](char c) { return c >= '0' && c <= '9'; };
+    if (std::find_if_not(text.begin(), text.end(), digits) - text.begin() > 18) {
+      return absl::StrCat(text, " is more than 8EiB");
+    }
+    return !text.empty() && text[0] == '-' ? absl::StrCat(text, " must not be negative") : "";
+  };
+  return CLI::Validator(check, "");
+}
 
 std::string Context::SocketDir() const {
   return socket_dir.empty() ? client::DefaultSocketDir() : socket_dir;

@@ -60,6 +60,10 @@ absl::Status CallDaemon(const Context& context, Stub& stub, Method method, const
 CLI::Validator MoreThanZero();
 CLI::Validator ZeroOrMore();
 
+// For an option that AsSizeValue reads, given after it and so asked first: not negative, and less
+// than 2^63 before its unit.
+CLI::Validator SizeText();
+
 // A command's work, run after the command line has been read as a whole.
 using Action = std::function<int()>;
 

@@ -190,7 +190,9 @@ void AddEventsCommand(CLI::App& app, const Context& context, Action* action) {
   command->add_flag_callback(
       "--no-snapshot", [arguments] { arguments->request.set_no_snapshot(true); },
       "Only what happens from now on");
-  command->add_option("--count", arguments->count, "Stop after so many")->type_name("N");
+  command->add_option("--count", arguments->count, "Stop after so many")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
   command->callback([&context, action, arguments] {
     *action = [&context, arguments] { return RunEvents(context, *arguments); };
   });

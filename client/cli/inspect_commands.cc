@@ -242,6 +242,7 @@ void AddInspectCommands(CLI::App& app, const Context& context, Action* action) {
           ->check(MoreThanZero())
           ->type_name("SECONDS");
   command->add_option("--count", stat->count, "With --watch: stop after so many")
+      ->check(CLI::PositiveNumber)
       ->needs(watch)
       ->type_name("N");
   command->callback(

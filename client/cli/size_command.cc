@@ -23,6 +23,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 // What L3 keeps free of its capacity: the smaller of the two.
 constexpr uint64_t kL3ReserveBytes = 8 * kMiB;
 constexpr uint64_t kL3ReserveShare = 16;
+constexpr uint64_t kLeastL3Bytes = 16 * kMiB;  // that embcached takes
 
 struct SizeArguments {
   uint64_t entry_bytes = 0;
@@ -83,7 +84,10 @@ int RunRate(const Context& context, const SizeArguments& arguments) {
   // L1 and L2 hold different entries, L3 those of both too.
   const uint64_t l2 = l2_for > l1_for ? CapacityFor(bytes_per_hour, l2_for - l1_for) : 0;
   uint64_t l3 = CapacityFor(bytes_per_hour, l3_for);
-  if (l3 > 0) l3 += std::max(kMiB, std::min(kL3ReserveBytes, l3 / kL3ReserveShare));
+  if (l3 > 0) {
+    l3 += std::max(kMiB, std::min(kL3ReserveBytes, l3 / kL3ReserveShare));
+    l3 = std::max(l3, kLeastL3Bytes);
+  }
   const auto written_per_day = static_cast<uint64_t>(l3 > 0 ? bytes_per_hour * 24 : 0);
   if (context.json) {
     Json json;
@@ -200,6 +204,7 @@ EntryOptions AddEntryOptions(CLI::App* command, SizeArguments* arguments) {
                       ->add_option("--entry", arguments->entry_bytes,
                                    "Bytes of an entry; 2MiB may be written so")
                       ->transform(CLI::AsSizeValue(false))
+                      ->transform(SizeText())
                       ->check(CLI::PositiveNumber)
                       ->type_name("SIZE");
   options.image = command
@@ -270,6 +275,7 @@ void AddSizeCommand(CLI::App& app, const Context& context, Action* action) {
       ->add_option("--capacity", arguments->capacities,
                    "With --trace: a size to try; repeatable. Default: doubling until all fits")
       ->transform(CLI::AsSizeValue(false))
+      ->transform(SizeText())
       ->needs(trace)
       ->type_name("SIZE");
   command->callback([&context, action, arguments, trace, rate, sizes] {

@@ -87,6 +87,13 @@ TEST(CliArgsTest, WrongCommandLinesExitWithTwoAndSayWhy) {
       {"bench", "everything"},
       {"bench", "--callers=0"},
       {"bench", "--bytes=none"},
+      {"bench", "--bytes=-1"},
+      {"resize", "--l1=-1"},
+      {"resize", "--l1=99999999999999999999"},
+      {"resize", "--l2=17EiB"},
+      {"size", "--trace=t.csv", "--capacity=-1"},
+      {"events", "--count=0"},
+      {"stat", "--watch=1", "--count=0"},
       {"--timeout=0", "health"},
       {"--unknown", "health"},
   };

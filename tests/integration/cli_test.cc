@@ -320,5 +320,19 @@ TEST_F(CliTest, ResizeGivesMemoryBackAndTakesMore) {
   EXPECT_EQ(Ctl({"resize", "--l1", "many"}).exit_code, kExitUsage);
 }
 
+TEST_F(CliTest, ATierThatIsResizedAwayKeepsWhatItHasCounted) {
+  EXPECT_EQ(CtlJson({"import", kSamples}).at("imported"), 7);
+  EXPECT_EQ(Ctl(Coffee("get")).exit_code, kExitOk);
+  EXPECT_EQ(Ctl({"resize", "--l2=16MiB"}).exit_code, kExitOk);
+  EXPECT_EQ(Ctl({"resize", "--l1=0"}).exit_code, kExitOk);
+  const json stats = CtlJson({"stat"});
+  EXPECT_EQ(stats["tiers"][0]["tier"], "L1");
+  EXPECT_EQ(stats["tiers"][0].value("capacity_bytes", 0), 0);
+  uint64_t hits = 0;
+  for (const json& tier : stats["tiers"]) hits += tier.value("hits", 0);
+  EXPECT_EQ(hits, stats["hits"]);
+  EXPECT_EQ(hits, 1);
+}
+
 }  // namespace
 }  // namespace embcache::cli

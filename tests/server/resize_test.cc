@@ -258,7 +258,7 @@ TEST_F(ResizeCallTest, WhatStaysPinnedUntilTheDeadlineIsAnErrorWithTheNumbers) {
   EXPECT_EQ(call->status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(
       std::string(call->status.message()),
-      AllOf(HasSubstr("from 1048576 to 1048576 bytes instead of 524288"), HasSubstr("entries of")));
+      AllOf(HasSubstr("has 1048576 bytes instead of 524288, and had 1048576"), HasSubstr("of")));
   // Its segment is in use as before, and leaves when the pins are gone.
   pins.clear();
   call = ResizeNow(kSegment);
@@ -281,6 +281,11 @@ TEST_F(ResizeCallTest, TheTierAndTheCapacityHaveToMakeSense) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ResizeNow(uint64_t{1} << 39)->status.code(), absl::StatusCode::kInvalidArgument)
       << "more than 4096 segments";
+  // A tier is not lost by rounding down to nothing.
+  const absl::Status least = ResizeNow(1)->status;
+  EXPECT_EQ(least.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(least.message()), HasSubstr("capacity_bytes: 1; must be 0 or at least"));
+  EXPECT_EQ(cache_->capacity_bytes(TierId::kL1), 2 * kSegment);
   const absl::Status none = ResizeNow(0)->status;
   EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(none.message()), HasSubstr("l2 has no memory either"));

@@ -39,6 +39,7 @@ TEST_F(LateStoreTest, UntilItIsOpenItHoldsNothingAndTakesNothingAndSaysSo) {
   EXPECT_TRUE(absl::IsUnavailable(store.Remove(TestKey("k"), 1)));
   EXPECT_TRUE(absl::IsUnavailable(store.SetModelEpoch("m", 1)));
   EXPECT_TRUE(absl::IsUnavailable(store.Flush()));
+  EXPECT_TRUE(absl::IsUnavailable(store.Reachable()));
   EXPECT_EQ(store.max_generation(), 0);
   const StoreStats stats = store.GetStats();
   EXPECT_FALSE(stats.writable);
@@ -48,6 +49,7 @@ TEST_F(LateStoreTest, UntilItIsOpenItHoldsNothingAndTakesNothingAndSaysSo) {
   fs::remove(options_.path);
   ASSERT_TRUE(store.Retry().ok());
   EXPECT_TRUE(store.GetStats().writable);
+  EXPECT_TRUE(store.Reachable().ok());
   const TestRecord record = MakeRecord(TestKey("k"), 100, 2);
   ASSERT_TRUE(PutRecord(store, record).ok());
   EXPECT_TRUE(store.Flush().ok());

@@ -229,6 +229,15 @@ TEST_F(RocksDbStoreTest, AnUnknownFormatIsRefusedAndLeftAlone) {
   EXPECT_TRUE(store_->Find(TestKey("k")).has_value());
 }
 
+TEST_F(RocksDbStoreTest, ADirectoryThatIsSomebodyElsesIsRefusedAndNothingIsWrittenThere) {
+  fs::create_directories(options_.path);
+  WriteFile(options_.path + "/theirs", "x");
+  EXPECT_TRUE(absl::IsFailedPrecondition(RocksDbStore::Open(options_).status()));
+  for (const auto& entry : fs::directory_iterator(options_.path)) {
+    EXPECT_EQ(entry.path().filename(), "theirs");
+  }
+}
+
 TEST_F(RocksDbStoreTest, AFormatFileThatIsWrongIsRefusedWithWhatIsWrongAndNoMore) {
   Open();
   store_ = nullptr;

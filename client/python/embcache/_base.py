@@ -154,7 +154,14 @@ class Base:
             if code in self._warned or self._connection.exiting:
                 return
             self._warned.add(code)
-        _log.warning("embcache: %s; gets are misses and puts do nothing while this lasts", message)
+        lasting = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        _log.warning(
+            "embcache: %s; %s",
+            message,
+            "gets are misses and puts do nothing while this lasts"
+            if lasting
+            else "the call had no effect, and the next such failure is counted only",
+        )
 
     def _failed(self, error: CacheError, **counts: int) -> None:
         """A call in the serving path failed: raises if strict, else warns once and counts."""
