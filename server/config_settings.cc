@@ -286,7 +286,7 @@ std::vector<Setting> AccessSettings() {
 std::vector<Setting> PlaceAndMemorySettings() {
   return {
       Path("socket-dir", &Config::socket_dir,
-           "directory of the two sockets and the lock; made if missing",
+           "directory of the sockets and the lock; made if missing",
            "/run/embcache for root, else $XDG_RUNTIME_DIR/embcache"),
       SocketMode(),
       Ids("allow-uid", &Config::allow_uids,
