@@ -33,24 +33,27 @@ absl::Status AnswerBudget::Admit(const std::string& peer) const {
 absl::Status AnswerBudget::Charge(const std::string& peer, uint64_t bytes, bool may_refuse) {
   const absl::Duration now = clock_->MonotonicNow();
   std::string victim;
+  absl::Status refused;
   {
     absl::MutexLock lock(&mu_);
     const auto it = of_peer_.try_emplace(peer, Unread{0, now}).first;
     Unread& mine = it->second;
     if (may_refuse && mine.bytes >= limits_.per_connection) return TooMuchUnread(mine.bytes);
     mine.bytes += bytes;
+    if (mine.cut) of_cut_ += bytes;
     const uint64_t all = unread_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-    if (all > limits_.total) {
-      victim = VictimLocked(mine.bytes);
-      if (victim.empty() && may_refuse) {
-        const absl::Status refused = TooMuchUnreadByAll(mine.bytes - bytes);
-        RefundLocked(it, bytes);
-        return refused;
-      }
+    bool room = all - of_cut_ <= limits_.total;
+    if (!room) {
+      victim = CutLocked(mine.bytes);
+      room = !victim.empty();
+    }
+    if (may_refuse && (!room || mine.cut || all > 2 * limits_.total)) {
+      refused = TooMuchUnreadByAll(mine.bytes - bytes);
+      RefundLocked(it, bytes);
     }
   }
   if (!victim.empty()) cut_(victim);
-  return absl::OkStatus();
+  return refused;
 }
 
 void AnswerBudget::Refund(const std::string& peer, uint64_t bytes) {
@@ -64,20 +67,25 @@ void AnswerBudget::Refund(const std::string& peer, uint64_t bytes) {
 void AnswerBudget::RefundLocked(OfPeer::iterator peer, uint64_t bytes) {
   unread_.fetch_sub(bytes, std::memory_order_relaxed);
   peer->second.bytes -= bytes;
+  if (peer->second.cut) of_cut_ -= bytes;
   if (peer->second.bytes == 0) of_peer_.erase(peer);
 }
 
-std::string AnswerBudget::VictimLocked(uint64_t mine) const {
+std::string AnswerBudget::CutLocked(uint64_t mine) {
   const absl::Duration stale = clock_->MonotonicNow() - limits_.patience;
   // Those who do not read come first, then those with more, then those who read longest ago.
   const auto rank = [stale](const Unread& unread) {
-    return std::make_tuple(unread.since <= stale, unread.bytes, -unread.since);
+    return std::make_tuple(!unread.cut, unread.since <= stale, unread.bytes, -unread.since);
   };
   const auto victim = std::max_element(
       of_peer_.begin(), of_peer_.end(),
       [&rank](const auto& a, const auto& b) { return rank(a.second) < rank(b.second); });
-  const bool reads = victim->second.since > stale;
-  return reads && victim->second.bytes <= mine ? "" : victim->first;
+  Unread& chosen = victim->second;
+  const bool reads = chosen.since > stale;
+  if (chosen.cut || (reads && chosen.bytes <= mine)) return "";
+  chosen.cut = true;
+  of_cut_ += chosen.bytes;
+  return victim->first;
 }
 
 }  // namespace embcache

@@ -5,7 +5,8 @@
 // have too much, one is cut: of those that have read nothing for a while the one with the most
 // unread, or else whoever has more than the one that is being answered. When there is neither,
 // everybody has about as much and is reading: the answer is refused, and nobody is cut. So those
-// who read do not pay for those who do not.
+// who read do not pay for those who do not. gRPC takes a while to let go of what a connection that
+// is cut had unread: so long it is counted apart, and there may be as much of it again.
 // Answers below kCountedAnswerBytes are not counted; the bound on calls bounds them.
 //
 // Thread-safe.
@@ -63,13 +64,14 @@ class AnswerBudget {
   struct Unread {
     uint64_t bytes = 0;
     absl::Duration since;  // monotonic: when the peer last had read an answer, or had read all
+    bool cut = false;
   };
   using OfPeer = absl::flat_hash_map<std::string, Unread>;
 
   absl::Status TooMuchUnread(uint64_t bytes) const;
   absl::Status TooMuchUnreadByAll(uint64_t mine) const;
   // Whose connection makes room for an answer to one who has `mine` bytes unread; "": nobody's.
-  std::string VictimLocked(uint64_t mine) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string CutLocked(uint64_t mine) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RefundLocked(OfPeer::iterator peer, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const AnswerLimits limits_;
@@ -78,6 +80,7 @@ class AnswerBudget {
   std::atomic<uint64_t> unread_ = 0;  // the sum of of_peer_
   mutable absl::Mutex mu_;
   OfPeer of_peer_ ABSL_GUARDED_BY(mu_);
+  uint64_t of_cut_ ABSL_GUARDED_BY(mu_) = 0;  // of those that are cut
 };
 
 }  // namespace embcache

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace embcache {
@@ -86,6 +87,38 @@ TEST_F(AnswerBudgetTest, OfEqualsWhoReadLongestAgoIsCut) {
   }
   EXPECT_TRUE(budget_.Charge("e", 25, true).ok());
   EXPECT_EQ(cut_, std::vector<std::string>{"c"});
+}
+
+TEST_F(AnswerBudgetTest, WhoIsCutMakesRoomOnceHoweverLongItTakesToGo) {
+  EXPECT_TRUE(budget_.Charge("a", 39, true).ok());
+  EXPECT_TRUE(budget_.Charge("b", 39, true).ok());
+  clock_.Advance(kPatience);
+  EXPECT_TRUE(budget_.Charge("c", 30, true).ok());
+  EXPECT_TRUE(budget_.Charge("d", 30, true).ok());
+  EXPECT_TRUE(budget_.Charge("e", 30, true).ok());
+  EXPECT_THAT(cut_, testing::UnorderedElementsAre("a", "b"));
+  // Nobody is left who does not read, and what is on its way out is not twice the total.
+  EXPECT_TRUE(budget_.Charge("f", 10, true).ok());
+  EXPECT_EQ(budget_.Charge("g", 30, true).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(budget_.Charge("a", 1, true).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(budget_.unread(), 178u);
+  budget_.Refund("a", 39);
+  budget_.Refund("b", 39);
+  EXPECT_EQ(budget_.Charge("g", 30, true).code(), absl::StatusCode::kResourceExhausted);
+  budget_.Refund("c", 30);
+  EXPECT_TRUE(budget_.Charge("g", 30, true).ok());
+  EXPECT_EQ(cut_.size(), 2u);
+}
+
+TEST_F(AnswerBudgetTest, WithWhatIsOnItsWayOutThereIsTwiceTheTotalAtMost) {
+  uint64_t sent = 0;
+  for (int i = 0; i < 20; ++i) {
+    sent += budget_.Charge(std::to_string(i), 30, true).ok() ? 30 : 0;
+    clock_.Advance(kPatience);
+  }
+  EXPECT_EQ(budget_.unread(), sent);
+  EXPECT_GT(sent, 100u);
+  EXPECT_LE(sent, 200u);
 }
 
 TEST_F(AnswerBudgetTest, WhatCannotBeRefusedIsSentAlsoWhenNobodyIsCut) {
