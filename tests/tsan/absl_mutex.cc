@@ -1,4 +1,4 @@
-// Makes absl's locks visible to ThreadSanitizer.
+// Makes absl's locks, and the last use of a shared absl::Status, visible to ThreadSanitizer.
 //
 // Debian's Abseil is compiled without the sanitizer, so TSan sees neither its locks nor what they
 // order, and reports a race for everything a Mutex guards. These definitions take the place of the
@@ -8,6 +8,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdint>
+
+#include "absl/status/status.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -62,6 +65,20 @@ bool Mutex::TryLock() {
   const bool locked = original(this);
   if (locked) __tsan_acquire(this);
   return locked;
+}
+
+// This orders readers among themselves too: what only they do hides no race of a writer.
+void Mutex::ReaderLock() {
+  static const auto original = Original<void (*)(Mutex*)>("_ZN4absl7debian35Mutex10ReaderLockEv");
+  original(this);
+  __tsan_acquire(this);
+}
+
+void Mutex::ReaderUnlock() {
+  static const auto original = Original<void (*)(Mutex*)>("_ZN4absl7debian35Mutex12ReaderUnlockEv");
+  __tsan_release(this);
+  IgnoreReads ignore;
+  original(this);
 }
 
 void Mutex::Await(const Condition& condition) {
@@ -161,6 +178,14 @@ void BlockingCounter::Wait() {
       Original<void (*)(BlockingCounter*)>("_ZN4absl7debian315BlockingCounter4WaitEv");
   original(this);
   __tsan_acquire(this);
+}
+
+// Counts the uses inside the library, and frees after the last what other threads have read.
+void Status::UnrefNonInlined(uintptr_t rep) {
+  static const auto original =
+      Original<void (*)(uintptr_t)>("_ZN4absl7debian36Status15UnrefNonInlinedEm");
+  IgnoreReads ignore;  // and writes
+  original(rep);
 }
 
 ABSL_NAMESPACE_END
