@@ -21,6 +21,10 @@ void __tsan_release(void* address);
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
 
+// A test that forks to be two clients starts threads in the child.
+const char* __tsan_default_options();
+const char* __tsan_default_options() { return "die_after_fork=0"; }
+
 // Abseil's graph of lock orders is guarded by a spin lock inside the library, which is not seen.
 const char* __tsan_default_suppressions();
 const char* __tsan_default_suppressions() {
