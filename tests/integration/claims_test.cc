@@ -176,6 +176,7 @@ TEST_F(ClaimsTest, AKilledClaimerWakesTheNext) {
     if (write(ready[1], held ? "y" : "n", 1) == 1) pause();
     _exit(0);
   }
+  close(ready[1]);  // so that the read ends if the child does
   char held = 0;
   ASSERT_EQ(read(ready[0], &held, 1), 1);
   ASSERT_EQ(held, 'y');
@@ -192,7 +193,6 @@ TEST_F(ClaimsTest, AKilledClaimerWakesTheNext) {
   EXPECT_LT(absl::Now() - killed, absl::Seconds(10)) << "not by the claim's time to live";
   waitpid(child, nullptr, 0);
   close(ready[0]);
-  close(ready[1]);
 }
 
 TEST_F(ClaimsTest, FiveHundredCallersWaitForOneKeyAndOthersAreServedMeanwhile) {

@@ -1,4 +1,4 @@
-// Makes absl's locks visible to ThreadSanitizer.
+// Makes absl's locks, and the last use of a shared absl::Status, visible to ThreadSanitizer.
 //
 // Debian's Abseil is compiled without the sanitizer, so TSan sees neither its locks nor what they
 // order, and reports a race for everything a Mutex guards. These definitions take the place of the
@@ -8,6 +8,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdint>
+
+#include "absl/status/status.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -17,6 +20,10 @@ void __tsan_acquire(void* address);
 void __tsan_release(void* address);
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
+
+// A test that forks to be two clients starts threads in the child.
+const char* __tsan_default_options();
+const char* __tsan_default_options() { return "die_after_fork=0"; }
 
 // Abseil's graph of lock orders is guarded by a spin lock inside the library, which is not seen.
 const char* __tsan_default_suppressions();
@@ -62,6 +69,20 @@ bool Mutex::TryLock() {
   const bool locked = original(this);
   if (locked) __tsan_acquire(this);
   return locked;
+}
+
+// This orders readers among themselves too: what only they do hides no race of a writer.
+void Mutex::ReaderLock() {
+  static const auto original = Original<void (*)(Mutex*)>("_ZN4absl7debian35Mutex10ReaderLockEv");
+  original(this);
+  __tsan_acquire(this);
+}
+
+void Mutex::ReaderUnlock() {
+  static const auto original = Original<void (*)(Mutex*)>("_ZN4absl7debian35Mutex12ReaderUnlockEv");
+  __tsan_release(this);
+  IgnoreReads ignore;
+  original(this);
 }
 
 void Mutex::Await(const Condition& condition) {
@@ -161,6 +182,14 @@ void BlockingCounter::Wait() {
       Original<void (*)(BlockingCounter*)>("_ZN4absl7debian315BlockingCounter4WaitEv");
   original(this);
   __tsan_acquire(this);
+}
+
+// Counts the uses inside the library, and frees after the last what other threads have read.
+void Status::UnrefNonInlined(uintptr_t rep) {
+  static const auto original =
+      Original<void (*)(uintptr_t)>("_ZN4absl7debian36Status15UnrefNonInlinedEm");
+  IgnoreReads ignore;  // and writes
+  original(rep);
 }
 
 ABSL_NAMESPACE_END
