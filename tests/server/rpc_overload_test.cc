@@ -76,7 +76,9 @@ TEST_F(RpcOverloadTest, WhoDoesNotReadIsRefusedAndTheOthersAreServed) {
 }
 
 TEST_F(RpcOverloadTest, BeyondTheTotalTheSlowestReaderIsCut) {
-  StartWith({.total = 5 * kValueBytes, .per_connection = uint64_t{100} << 20});
+  StartWith({.total = 5 * kValueBytes,
+             .per_connection = uint64_t{100} << 20,
+             .patience = absl::Hours(1)});
   UnreadClient greedy(socket_);
   AskMany(&greedy, 100);
   while (server_->unread_bytes() < 4 * kValueBytes) std::this_thread::yield();
