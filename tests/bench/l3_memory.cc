@@ -55,7 +55,7 @@ absl::Status L3Memory(Report* report) {
   std::thread sampler([&] {
     while (!done) {
       peak = std::max(peak, AnonymousMiB(daemon.pid()));
-      absl::SleepFor(absl::Milliseconds(2));
+      absl::SleepFor(absl::Milliseconds(2));  // the sampling period
     }
   });
   for (uint64_t number = 0; status.ok() && number < kPuts; ++number) {

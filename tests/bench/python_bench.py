@@ -202,7 +202,7 @@ def wait(ready: Operation, error: type[Exception]) -> None:
             ready()
             return
         except error:
-            time.sleep(0.02)
+            time.sleep(0.02)  # between looks for a server that says nothing when it is ready
     raise SystemExit("python_bench: a server did not start")
 
 

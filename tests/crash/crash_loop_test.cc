@@ -92,6 +92,7 @@ class Journal {
   const int fd_;
 };
 
+// The child process of the loop below, which starts this program with it: no test by itself.
 TEST(CrashLoad, DISABLED_PutsUntilTheDaemonIsGone) {
   const std::string socket_dir = Hear();
   const Journal journal(Hear());
@@ -162,7 +163,7 @@ class CrashLoopTest : public ::testing::Test {
       clients.back()->WriteLine(absl::StrCat(first_version));
     }
     for (auto& client : clients) ASSERT_EQ(client->ReadLine(), "ready");
-    absl::SleepFor(time);
+    absl::SleepFor(time);  // the moment of the kill is what is random here; nothing waits for it
     ASSERT_EQ(daemon_.Kill(), -SIGKILL) << daemon_.Log();
     clients.clear();
     for (int i = 0; i < kClients; ++i) ReadJournal(JournalPath(i));
@@ -267,7 +268,7 @@ TEST_F(CrashLoopTest, AfterEveryKillEveryKeyReadsBackExactlyOrMisses) {
         RunUntilKilled(absl::Milliseconds(20 + random_() % 900), round * 1'000'000));
     if (round % 4 == 0) {  // killed while it starts, too
       ChildProcess starting(daemon_.command(), daemon_.directory() + "/log", false);
-      absl::SleepFor(absl::Milliseconds(random_() % 80));
+      absl::SleepFor(absl::Milliseconds(random_() % 80));  // likewise
       starting.Signal(SIGKILL);
       starting.Wait();
     }
