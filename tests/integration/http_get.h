@@ -63,6 +63,12 @@ inline std::string ReadAll(int fd) {
   return text;
 }
 
+// Whether the other side has closed, and all it sent has been read.
+inline bool IsClosed(int fd) {
+  char next = 0;
+  return recv(fd, &next, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
 // Sends `method` `path` on `fd`, which is closed.
 inline HttpAnswer Request(int fd, const std::string& path, const std::string& method = "GET",
                           const std::string& host = "localhost") {

@@ -72,10 +72,11 @@ TEST_F(AnswerBudgetTest, NobodyIsCutForHavingAsMuchUnreadAsTheOthers) {
 TEST_F(AnswerBudgetTest, WhoHasReadNothingForAWhileIsCutBeforeWhoHasMoreAndReads) {
   EXPECT_TRUE(budget_.Charge("slow", 10, true).ok());
   EXPECT_TRUE(budget_.Charge("slower", 20, true).ok());
-  EXPECT_TRUE(budget_.Charge("reader", 30, true).ok());
+  EXPECT_TRUE(budget_.Charge("reader", 15, true).ok());
+  EXPECT_TRUE(budget_.Charge("reader", 15, true).ok());
   clock_.Advance(kPatience);
-  budget_.Refund("reader", 30);
-  EXPECT_TRUE(budget_.Charge("reader", 39, true).ok());
+  budget_.Refund("reader", 15);
+  EXPECT_TRUE(budget_.Charge("reader", 24, true).ok());
   EXPECT_TRUE(budget_.Charge("other", 35, true).ok());
   EXPECT_EQ(cut_, std::vector<std::string>{"slower"});
 }

@@ -119,6 +119,8 @@ TEST_F(HttpEndpointTest, MoreConnectionsThanAllowedAreClosedAndRoomComesBack) {
   // Both end after a second of silence; the third waits for that or is refused until then.
   EXPECT_EQ(ReadAll(first).find("200 OK"), std::string::npos);
   EXPECT_EQ(ReadAll(second).find("200 OK"), std::string::npos);
+  EXPECT_TRUE(IsClosed(first));
+  EXPECT_TRUE(IsClosed(second));
   close(first);
   close(second);
   EXPECT_EQ(GetUnix(socket(), "/there").status, 200);
@@ -129,7 +131,8 @@ TEST_F(HttpEndpointTest, WhoHasAskedMayBeSilentForLonger) {
   const int asked = ConnectUnix(socket());
   SendAll(asked, "GET /there HTTP/1.1\r\nHost: localhost\r\n\r\n");
   const int silent = ConnectUnix(socket());
-  EXPECT_EQ(ReadAll(silent), "");  // it has been closed, and what connected before has not
+  EXPECT_EQ(ReadAll(silent), "");
+  EXPECT_TRUE(IsClosed(silent));  // and what connected before is not
   SendAll(asked, "GET /there HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
   const std::string answers = ReadAll(asked);
   const size_t second = answers.find("200 OK", answers.find("200 OK") + 1);
