@@ -1,8 +1,8 @@
 // PutGate: lets background work step aside while clients put.
 //
 // A put is mostly one large copy by the client, and the writer of L3 moves each byte several times:
-// side by side they halve each other's memory bandwidth. The cache says when a put is under way;
-// the writer asks between pieces of its work and waits, a little.
+// side by side they halve each other's memory bandwidth. The cache says when a put is under way and
+// how long that may hold up the writer; the writer asks between pieces of its work and waits.
 //
 // Thread-safe. Set never blocks.
 
@@ -17,22 +17,28 @@ namespace embcache {
 
 class PutGate {
  public:
-  // A slow put must not stop the writer: a MiB each time is still 500 MB a second.
-  static constexpr absl::Duration kPatience = absl::Milliseconds(2);
+  // Puts often follow each other closely: a piece begun between two would run beside the second.
+  static constexpr absl::Duration kSettle = absl::Microseconds(300);
 
-  void Set(bool puts_under_way) {
+  explicit PutGate(absl::Duration settle = kSettle) : settle_(settle) {}
+
+  // `patience`: how long a Wait may take at most.
+  void Set(bool puts_under_way, absl::Duration patience);
+  // Waits until no put has been under way for the time to settle. False when patience ended first.
+  bool Wait();
+
+  absl::Duration patience() const {
     absl::MutexLock lock(&mu_);
-    quiet_ = !puts_under_way;
-  }
-  // Waits until no put is under way, kPatience at most. Returns whether none is.
-  bool Wait() {
-    absl::MutexLock lock(&mu_);
-    return mu_.AwaitWithTimeout(absl::Condition(&quiet_), kPatience);
+    return patience_;
   }
 
  private:
-  absl::Mutex mu_;
+  const absl::Duration settle_;
+  mutable absl::Mutex mu_;
   bool quiet_ ABSL_GUARDED_BY(mu_) = true;
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;  // the opposite, for absl::Condition
+  absl::Time quiet_since_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  absl::Duration patience_ ABSL_GUARDED_BY(mu_) = absl::ZeroDuration();
 };
 
 }  // namespace embcache

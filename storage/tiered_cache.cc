@@ -67,7 +67,7 @@ TieredCache::~TieredCache() {
   stopping_ = true;
   const auto quiet = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return operations_ == 0; };
   mu_.Await(absl::Condition(&quiet));
-  if (deps_.gate != nullptr) deps_.gate->Set(false);
+  if (deps_.gate != nullptr) deps_.gate->Set(false, absl::ZeroDuration());
   for (Tier& tier : tiers_) {
     EMB_CHECK(tier.waiting.empty());
     tier.policy.reset();  // before the entries that it links

@@ -279,6 +279,16 @@ class TieredCache {
     bool aborted = false;  // freed when the copy into it has ended
   };
 
+  // A copy for the store, made in pieces.
+  struct Staging {
+    const MemorySegment* segment;
+    uint64_t offset;
+    uint64_t bytes;
+    std::shared_ptr<std::atomic<bool>> cancelled;
+    std::unique_ptr<char[]> payload = nullptr;
+    uint64_t staged = 0;
+  };
+
   // Somebody who needs a range. `granted` is called with the lock held.
   using Granted = absl::AnyInvocable<void(absl::StatusOr<MemoryRange>, AfterUnlock&)>;
   struct RoomRequest {
@@ -505,8 +515,10 @@ class TieredCache {
   void RequestedLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, AfterUnlock& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Duration PatienceLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SetGateLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KickPersistLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StagePiece(std::shared_ptr<Staging> staging);
   void FinishStaging(std::unique_ptr<char[]> payload, const absl::Status& copied);
   void PutStagedLocked(AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PutCurrent();

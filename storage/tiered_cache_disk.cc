@@ -8,6 +8,11 @@
 #include "storage/tiered_cache.h"
 
 namespace embcache {
+namespace {
+
+constexpr uint64_t kStagingPieceBytes = uint64_t{1} << 20;
+
+}  // namespace
 
 void TieredCache::RunOnDiskLocked(absl::AnyInvocable<void()> work,
                                   absl::AnyInvocable<void()> refused, AfterUnlock& after) {
@@ -214,16 +219,22 @@ void TieredCache::QueueForDiskLocked(CacheEntry* entry, bool replaces_stored, Af
   KickPersistLocked(after);
 }
 
-// Once half of the queue is in use, or somebody waits for it, the store goes first: what does not
-// fit would be dropped.
+// A burst of puts goes first. The fuller the queue, the less: what does not fit would be dropped. A
+// MiB every 2 ms is still 500 MB a second. Who waits for a flush has been patient enough.
+absl::Duration TieredCache::PatienceLocked() const {
+  const double used = std::max(
+      static_cast<double>(queue_.bytes()) / static_cast<double>(options_.l3_queue_bytes),
+      static_cast<double>(queue_.entries()) / static_cast<double>(options_.l3_queue_entries));
+  if (!flushes_.empty() || used > 0.875) return absl::ZeroDuration();
+  return used > 0.5 ? absl::Milliseconds(2) : absl::Milliseconds(10);
+}
+
 void TieredCache::SetGateLocked() {
-  if (deps_.gate == nullptr) return;
-  const bool pressed = !flushes_.empty() || queue_.bytes() > options_.l3_queue_bytes / 2 ||
-                       queue_.entries() > options_.l3_queue_entries / 2;
-  deps_.gate->Set(!reservations_.empty() && !pressed);
+  if (deps_.gate != nullptr) deps_.gate->Set(!reservations_.empty(), PatienceLocked());
 }
 
 void TieredCache::KickPersistLocked(AfterUnlock& after) {
+  SetGateLocked();
   if (persisting_.has_value() || stopping_ || deps_.store == nullptr) return;
   persisting_ = queue_.TakeNext();
   if (!persisting_.has_value()) {
@@ -238,15 +249,40 @@ void TieredCache::KickPersistLocked(AfterUnlock& after) {
   entry->queued = false;
   IoPinLocked(entry);
   ++operations_;
-  after.Add([this, segment = MemoryOfLocked(entry->tier, entry->range),
-             offset = entry->range.offset, bytes = entry->payload_bytes()] {
-    auto payload = std::make_unique_for_overwrite<char[]>(bytes);
-    char* to = payload.get();
-    deps_.copier->Download(to, segment, offset, bytes,
-                           [this, payload = std::move(payload)](absl::Status copied) mutable {
-                             FinishStaging(std::move(payload), copied);
-                           });
+  auto staging =
+      std::make_shared<Staging>(Staging{.segment = MemoryOfLocked(entry->tier, entry->range),
+                                        .offset = entry->range.offset,
+                                        .bytes = entry->payload_bytes(),
+                                        .cancelled = persisting_->cancelled});
+  after.Add([this, staging = std::move(staging)]() mutable {
+    staging->payload = std::make_unique_for_overwrite<char[]>(staging->bytes);
+    StagePiece(std::move(staging));
   });
+}
+
+// Between pieces puts go first. The bytes of a device do not come through the processor's memory
+// bus twice: one piece.
+void TieredCache::StagePiece(std::shared_ptr<Staging> staging) {
+  const uint64_t at = staging->staged;
+  const uint64_t bytes = staging->segment->host_data() == nullptr
+                             ? staging->bytes
+                             : std::min(kStagingPieceBytes, staging->bytes - at);
+  staging->staged += bytes;
+  char* const to = staging->payload.get() + at;
+  const MemorySegment* const segment = staging->segment;
+  const uint64_t from = staging->offset + at;
+  deps_.copier->Download(to, segment, from, bytes,
+                         [this, staging = std::move(staging)](absl::Status copied) mutable {
+                           if (copied.ok() && *staging->cancelled) copied = absl::CancelledError();
+                           if (!copied.ok() || staging->staged == staging->bytes) {
+                             return FinishStaging(std::move(staging->payload), copied);
+                           }
+                           const bool scheduled = deps_.executor->Schedule([this, staging] {
+                             if (deps_.gate != nullptr) deps_.gate->Wait();
+                             StagePiece(staging);
+                           });
+                           if (!scheduled) StagePiece(std::move(staging));
+                         });
 }
 
 void TieredCache::FinishStaging(std::unique_ptr<char[]> payload, const absl::Status& copied) {
