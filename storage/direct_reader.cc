@@ -13,6 +13,11 @@
 
 namespace embcache {
 
+uint64_t DirectReader::PieceBytes(uint64_t left) {
+  const uint64_t half = (left / 2 + kAlignment - 1) / kAlignment * kAlignment;
+  return std::min({left, kPieceBytes, std::max(half, kLeastBytes)});
+}
+
 absl::StatusOr<std::unique_ptr<DirectReader>> DirectReader::Create() {
   aio_context_t context = 0;
   if (syscall(SYS_io_setup, kDepth, &context) != 0) {
@@ -73,27 +78,33 @@ absl::Status DirectReader::Read(const std::string& path, uint64_t offset, uint64
   }
   const uint64_t begin = offset / kAlignment * kAlignment;
   const uint64_t end = offset + bytes;
-  const uint64_t whole = (end - begin + kAlignment - 1) / kAlignment * kAlignment;
-  const uint64_t pieces = (whole + kPieceBytes - 1) / kPieceBytes;
+  const uint64_t aligned_end = (end + kAlignment - 1) / kAlignment * kAlignment;
   absl::Status status;
+  uint64_t taken = 0;  // pieces, here and below
   uint64_t submitted = 0;
-  for (uint64_t piece = 0; piece < pieces && status.ok(); ++piece) {
-    for (; submitted < std::min(pieces, piece + kDepth) && status.ok(); ++submitted) {
-      const uint64_t at = submitted * kPieceBytes;
-      status = Submit(fd.get(), submitted, begin + at, std::min(kPieceBytes, whole - at));
+  uint64_t at = begin;
+  uint64_t next = begin;  // to be submitted
+  while (at < end) {
+    for (; next < aligned_end && submitted < taken + kDepth && status.ok(); ++submitted) {
+      const uint64_t piece = PieceBytes(aligned_end - next);
+      status = Submit(fd.get(), submitted, next, piece);
+      next += piece;
     }
     if (!status.ok()) break;
-    const absl::StatusOr<uint64_t> got = Await(piece);
+    const absl::StatusOr<uint64_t> got = Await(taken);
     status = got.status();
     if (!status.ok()) break;
-    const uint64_t at = begin + piece * kPieceBytes;
+    const uint64_t piece = PieceBytes(aligned_end - at);
     const uint64_t from = std::max(offset, at);
-    const uint64_t to = std::min(end, at + kPieceBytes);
+    const uint64_t to = std::min(end, at + piece);
     if (*got < to - at) {
       status = absl::DataLossError(absl::StrCat(path, ": ends too early"));
       break;
     }
-    status = take({buffer_.get() + piece % kDepth * kPieceBytes + (from - at), to - from});
+    status = take({buffer_.get() + taken % kDepth * kPieceBytes + (from - at), to - from});
+    if (!status.ok()) break;
+    at += piece;
+    ++taken;
   }
   // The kernel writes into the buffer until all have ended.
   while (in_flight_ > 0) AwaitAny();

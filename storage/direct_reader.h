@@ -38,8 +38,8 @@ class DirectReader {
 
  private:
   static constexpr uint64_t kAlignment = 4096;
-  // A record of n MiB with its header has n pieces. Each one costs a wake-up.
   static constexpr uint64_t kPieceBytes = uint64_t{1088} << 10;
+  static constexpr uint64_t kLeastBytes = uint64_t{256} << 10;  // each piece costs a wake-up
   static constexpr uint64_t kDepth = 4;
 
   struct Free {
@@ -48,6 +48,9 @@ class DirectReader {
 
   DirectReader(aio_context_t context, char* buffer) : context_(context), buffer_(buffer) {}
 
+  // Of the next piece when so many bytes are left: at most half of them, since the taking of the
+  // last piece is what nothing else goes on beside.
+  static uint64_t PieceBytes(uint64_t left);
   absl::Status Submit(int fd, uint64_t piece, uint64_t offset, uint64_t bytes);
   void AwaitAny();
   // Until `piece` is there: how many bytes it has.
