@@ -109,6 +109,7 @@ absl::Status RocksDbStore::AdmitLocked(std::shared_ptr<const PendingRecord> pend
   IndexEntry entry;
   entry.generation = pending->record.generation;
   entry.payload_bytes = pending->payload_bytes();
+  entry.heap_bytes = pending->heap_bytes();
   entry.model_epoch = pending->record.model_epoch;
   entry.file = open_->number;
   entry.entry = static_cast<uint32_t>(open_->records.size());
@@ -137,7 +138,8 @@ std::optional<StoredPlace> RocksDbStore::Find(const CacheKey& key) const {
   if (found == nullptr) return std::nullopt;
   return StoredPlace{.generation = found->generation,
                      .model_epoch = found->model_epoch,
-                     .payload_bytes = found->payload_bytes};
+                     .payload_bytes = found->payload_bytes,
+                     .heap_bytes = found->heap_bytes};
 }
 
 std::shared_ptr<const PendingRecord> RocksDbStore::PendingAtLocked(const IndexEntry& at) const {
@@ -273,7 +275,8 @@ void RocksDbStore::List(absl::string_view after,
   index_.List(after, [&](const CacheKey& key, const IndexEntry& entry) {
     return visit(key, StoredPlace{.generation = entry.generation,
                                   .model_epoch = entry.model_epoch,
-                                  .payload_bytes = entry.payload_bytes});
+                                  .payload_bytes = entry.payload_bytes,
+                                  .heap_bytes = entry.heap_bytes});
   });
 }
 

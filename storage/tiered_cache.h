@@ -499,6 +499,8 @@ class TieredCache {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReadLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishLoad(CacheEntry* entry, absl::StatusOr<StoredRecord> record);
+  void LoadAgainLocked(CacheEntry* entry, uint64_t bytes, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishLoadLocked(CacheEntry* entry, absl::StatusOr<StoredRecord> record, AfterUnlock& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A request for the entry, which may be the one that admits it to L3.
