@@ -13,33 +13,71 @@
 namespace embcache {
 namespace {
 
-// Advances the epochs of several models; answers when the last is durable, with the first error.
+// Advances the epochs of several models; answers when that of the last is durable, or cannot be.
 class ClearCall {
  public:
-  ClearCall(size_t models, v1::ClearResponse* response, Done done)
-      : response_(response), done_(std::move(done)), remaining_(models) {}
+  // `unreachable`: why not all models are known, if `all` are asked for.
+  ClearCall(size_t models, bool all, absl::Status unreachable, v1::ClearResponse* response,
+            Done done)
+      : all_(all),
+        unreachable_(std::move(unreachable)),
+        response_(response),
+        done_(std::move(done)),
+        remaining_(models) {}
 
   void ModelDone(const absl::Status& status) {
-    absl::Status error;
     {
       absl::MutexLock lock(&mu_);
-      if (status.ok()) ++cleared_;
+      if (status.ok()) {
+        ++cleared_;
+      } else if (absl::IsUnavailable(status)) {
+        ++until_restart_;
+      } else {
+        ++untouched_;
+      }
       error_.Update(status);
       if (--remaining_ > 0) return;
-      response_->set_models(cleared_);
-      error = error_;
     }
+    Answer();
+  }
+
+  // REQUIRES: no model is left.
+  void Answer() {
     const std::unique_ptr<ClearCall> self(this);
-    done_(std::move(error));
+    absl::Status result;
+    {
+      absl::MutexLock lock(&mu_);
+      response_->set_models(cleared_);
+      result = ResultLocked();
+    }
+    done_(std::move(result));
   }
 
  private:
+  absl::Status ResultLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!all_ || (error_.ok() && unreachable_.ok())) return error_;
+    std::string text = absl::StrCat("models: ", cleared_, " cleared for good, ", until_restart_,
+                                    " until a restart, ", untouched_, " not at all: ");
+    if (unreachable_.ok()) {
+      absl::StrAppend(&text, error_.message());
+    } else {
+      absl::StrAppend(&text, unreachable_.message(),
+                      "; what it holds may come back if the daemon is restarted before that, so "
+                      "repeat the call then");
+    }
+    return {unreachable_.ok() ? error_.code() : unreachable_.code(), text};
+  }
+
+  const bool all_;
+  const absl::Status unreachable_;
   v1::ClearResponse* const response_;
   Done done_;
   absl::Mutex mu_;
   size_t remaining_ ABSL_GUARDED_BY(mu_);
   uint32_t cleared_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::Status error_ ABSL_GUARDED_BY(mu_);
+  uint32_t until_restart_ ABSL_GUARDED_BY(mu_) = 0;  // L3 has not recorded it
+  uint32_t untouched_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status error_ ABSL_GUARDED_BY(mu_);  // the first
 };
 
 absl::Status RequireAdmin(const CallContext& context) {
@@ -71,8 +109,10 @@ void AdminService::Clear(const CallContext& context, const v1::ClearRequest& req
   }
   const std::vector<std::string> models =
       request.all() ? deps_.cache->Models() : std::vector<std::string>{request.model()};
-  if (models.empty()) return done(absl::OkStatus());
-  auto* call = new ClearCall(models.size(), response, std::move(done));
+  auto* call = new ClearCall(models.size(), request.all(),
+                             request.all() ? deps_.cache->L3Reachable() : absl::OkStatus(),
+                             response, std::move(done));
+  if (models.empty()) return call->Answer();
   for (const std::string& model : models) {
     deps_.cache->AdvanceEpoch(
         model, [call](absl::StatusOr<uint64_t> epoch) { call->ModelDone(epoch.status()); });

@@ -44,6 +44,7 @@ struct CacheEntry {
   uint64_t generation = 0;
   uint64_t model_epoch = 0;
   uint64_t publication = 0;  // in the shared index, or in its limbo; 0 = neither
+  uint64_t load_bytes = 0;   // kLoading: what `tier` is asked for; not less than the payload
   MemoryRange range;         // in `tier`; bytes 0 = none yet
   // While a copy is under way: in the other tier, or in the same when relocating. bytes 0 = none.
   MemoryRange target;

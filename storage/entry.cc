@@ -43,6 +43,10 @@ uint64_t ChargedHeapBytes(const CacheKey& key, const TensorLayout& layout,
   return bytes > kFree ? bytes - kFree : 0;
 }
 
+uint64_t ChargedHeapBytes(const EntryInfo& info) {
+  return ChargedHeapBytes(info.key, info.layout, info.metadata);
+}
+
 absl::string_view TierName(TierId tier) {
   switch (tier) {
     case TierId::kL1:

@@ -37,6 +37,7 @@ struct EntryInfo {
 // so that the bound on the tier bounds the heap too.
 uint64_t ChargedHeapBytes(const CacheKey& key, const TensorLayout& layout,
                           const Metadata& metadata);
+uint64_t ChargedHeapBytes(const EntryInfo& info);
 
 // INVALID_ARGUMENT when names and values exceed kMaxMetadataBytes or a name is empty or used twice.
 absl::Status ValidateMetadata(const Metadata& metadata);

@@ -13,7 +13,8 @@ namespace {
 StoredPlace PlaceOf(const StoredRecord& record) {
   return {.generation = record.generation,
           .model_epoch = record.model_epoch,
-          .payload_bytes = record.info->payload_bytes()};
+          .payload_bytes = record.info->payload_bytes(),
+          .heap_bytes = ChargedHeapBytes(*record.info)};
 }
 
 }  // namespace
@@ -43,6 +44,11 @@ void MemoryStore::Corrupt(const CacheKey& key) {
 void MemoryStore::SetWritable(bool writable) {
   absl::MutexLock lock(&mu_);
   counters_.writable = writable;
+}
+
+void MemoryStore::SetTellsHeapBytes(bool tells) {
+  absl::MutexLock lock(&mu_);
+  tells_heap_bytes_ = tells;
 }
 
 absl::Status MemoryStore::Put(const StoredRecord& record, std::unique_ptr<char[]> payload,
@@ -87,7 +93,9 @@ std::optional<StoredPlace> MemoryStore::Find(const CacheKey& key) const {
   absl::MutexLock lock(&mu_);
   auto at = items_.find(key);
   if (at == items_.end()) return std::nullopt;
-  return PlaceOf(at->second.record);
+  StoredPlace place = PlaceOf(at->second.record);
+  if (!tells_heap_bytes_) place.heap_bytes = 0;
+  return place;
 }
 
 absl::StatusOr<StoredRecord> MemoryStore::Read(const CacheKey& key, uint64_t generation, char* to) {

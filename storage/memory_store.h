@@ -35,6 +35,8 @@ class MemoryStore final : public PersistentStore {
   void Corrupt(const CacheKey& key);
   // While false, everything that has to reach the disk answers UNAVAILABLE.
   void SetWritable(bool writable);
+  // While false, Find does not tell heap_bytes, as of records in files of an older format.
+  void SetTellsHeapBytes(bool tells);
 
   absl::Status Put(const StoredRecord& record, std::unique_ptr<char[]> payload,
                    const std::atomic<bool>& cancelled) override;
@@ -86,6 +88,7 @@ class MemoryStore final : public PersistentStore {
   uint64_t max_generation_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<CacheKey> lost_ ABSL_GUARDED_BY(mu_);
   StoreStats counters_ ABSL_GUARDED_BY(mu_);
+  bool tells_heap_bytes_ ABSL_GUARDED_BY(mu_) = true;
   Failures put_failures_ ABSL_GUARDED_BY(mu_);
   Failures read_failures_ ABSL_GUARDED_BY(mu_);
 };

@@ -26,6 +26,7 @@ struct PendingRecord {
 
   const CacheKey& key() const { return record.info->key; }
   uint64_t payload_bytes() const { return record.info->payload_bytes(); }
+  uint32_t heap_bytes() const { return static_cast<uint32_t>(ChargedHeapBytes(*record.info)); }
   // An upper bound of what it adds to its file: header, chunks, the two footers, RocksDB's index.
   uint64_t FileBytes() const;
 };

@@ -39,6 +39,7 @@ struct StoredPlace {
   uint64_t generation = 0;
   uint64_t model_epoch = 0;
   uint64_t payload_bytes = 0;
+  uint64_t heap_bytes = 0;  // ChargedHeapBytes; 0 where the store cannot tell without reading it
 };
 
 struct StoreStats {

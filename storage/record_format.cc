@@ -14,11 +14,13 @@
 namespace embcache {
 namespace {
 
-constexpr uint32_t kHeaderMagic = 0x31524d45;     // "EMR1"
-constexpr uint32_t kOldFooterMagic = 0x31464d45;  // "EMF1", without positions
-constexpr uint32_t kFooterMagic = 0x32464d45;     // "EMF2"
+constexpr uint32_t kHeaderMagic = 0x31524d45;   // "EMR1"
+constexpr uint32_t kFooterMagic1 = 0x31464d45;  // "EMF1", without positions and heap bytes
+constexpr uint32_t kFooterMagic2 = 0x32464d45;  // "EMF2", without heap bytes
+constexpr uint32_t kFooterMagic = 0x33464d45;   // "EMF3"
 constexpr size_t kHashBytes = 8;
-constexpr size_t kFooterFixedBytes = 4 + 6 * 8 + 8 + 4 + 1 + 1 + 2;  // of one entry, beside its key
+constexpr size_t kFooterFixedBytes =
+    4 + 6 * 8 + 8 + 4 + 1 + 1 + 4 + 2;  // of one entry, beside its key
 
 // `writer`'s bytes and their checksum.
 std::string Seal(ByteWriter writer) {
@@ -164,6 +166,7 @@ std::string EncodeFooter(uint64_t file, const std::vector<FooterEntry>& entries)
     writer.Number(entry.position.header_bytes);
     writer.Number(entry.position.first_gap);
     writer.Number(entry.position.second_gap);
+    writer.Number(entry.heap_bytes);
     writer.Text<uint16_t>(entry.key.encoded());
   }
   writer.PadTo(kFooterMinBytes);
@@ -175,7 +178,9 @@ absl::StatusOr<std::vector<FooterEntry>> DecodeFooter(uint64_t file, absl::strin
   if (!content.ok()) return content.status();
   ByteReader reader(*content);
   const uint32_t magic = reader.Number<uint32_t>();
-  if (magic != kFooterMagic && magic != kOldFooterMagic) return WrongMagic("file footer");
+  if (magic != kFooterMagic && magic != kFooterMagic2 && magic != kFooterMagic1) {
+    return WrongMagic("file footer");
+  }
   const uint64_t written_for = reader.Number<uint64_t>();
   const uint32_t count = reader.Number<uint32_t>();
   std::vector<FooterEntry> entries;
@@ -189,16 +194,17 @@ absl::StatusOr<std::vector<FooterEntry>> DecodeFooter(uint64_t file, absl::strin
     const absl::Time expires = reader.Time();
     const absl::Time last_access = reader.Time();
     RecordPosition position;
-    if (magic == kFooterMagic) {
+    if (magic != kFooterMagic1) {
       position.header = reader.Number<uint64_t>();
       position.header_bytes = reader.Number<uint32_t>();
       position.first_gap = reader.Number<uint8_t>();
       position.second_gap = reader.Number<uint8_t>();
     }
+    const uint32_t heap_bytes = magic == kFooterMagic ? reader.Number<uint32_t>() : 0;
     absl::StatusOr<CacheKey> key = CacheKey::Decode(reader.Text<uint16_t>());
     if (!key.ok()) return absl::DataLossError("file footer: fields out of range");
     entries.push_back({*std::move(key), number, payload_bytes, generation, model_epoch, created,
-                       expires, last_access, position});
+                       expires, last_access, position, heap_bytes});
   }
   if (!reader.ok() || written_for != file) {
     return absl::DataLossError(

@@ -1,4 +1,4 @@
-// The bytes of an L3 record's header and of a segment file's footer, format version 2. The whole
+// The bytes of an L3 record's header and of a segment file's footer, format version 3. The whole
 // format, with its versions, is in docs/l3_format.md.
 //
 // Both end in an XXH3-64 of everything before it, and decoding believes nothing else: any number of
@@ -22,8 +22,9 @@ struct XXH3_state_s;
 namespace embcache {
 
 // Written to the directory's FORMAT file. Raise it with every change of what is described here.
-inline constexpr int kL3FormatVersion = 2;
-// Version 1 differs only in its footers, which have no positions: both kinds are read.
+inline constexpr int kL3FormatVersion = 3;
+// Older versions differ only in their footers, which are read: 2 does not tell heap_bytes, 1 no
+// positions either.
 inline constexpr int kOldestL3FormatVersion = 1;
 
 // A footer is padded to this size, which makes each copy a disk block of its own: one damaged block
@@ -75,6 +76,7 @@ struct FooterEntry {
   absl::Time expires = absl::InfiniteFuture();
   absl::Time last_access;
   RecordPosition position;
+  uint32_t heap_bytes = 0;  // ChargedHeapBytes; 0 in files of older versions
 };
 
 std::string EncodeFooter(uint64_t file, const std::vector<FooterEntry>& entries);

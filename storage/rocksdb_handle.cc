@@ -80,7 +80,7 @@ std::vector<FooterEntry> FooterOf(const PendingSegment& segment,
     const EntryInfo& info = *pending.record.info;
     entries.push_back({info.key, i, info.payload_bytes(), pending.record.generation,
                        pending.record.model_epoch, info.created, info.expires, pending.last_access,
-                       positions[i]});
+                       positions[i], pending.heap_bytes()});
   }
   return entries;
 }

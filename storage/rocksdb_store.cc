@@ -87,17 +87,32 @@ absl::StatusOr<std::shared_ptr<const PendingRecord>> RocksDbStore::Prepare(
   pending->payload = std::move(payload);
   pending->last_access = options_.clock->Now();
   const uint64_t file_bytes = pending->FileBytes() + kFileOverheadBytes;
-  uint64_t most = options_.capacity_bytes;
-  if (file_bytes > segment_bytes_) {
-    const auto space = directory_->Space();
-    if (space.has_value()) most = std::min(most, space->total);
-  }
-  if (file_bytes + reserve_bytes_ > most) {
+  const uint64_t most = MostFileBytes(file_bytes);
+  if (file_bytes > most) {
     return absl::ResourceExhaustedError(
         absl::StrCat("payload: ", payload_bytes, " bytes do not fit L3: ", file_bytes,
-                     " with its file's overhead + ", reserve_bytes_, " reserve > capacity ", most));
+                     " with its file's overhead > ", most,
+                     " of the capacity, or of what the disk has room for"));
   }
   return pending;
+}
+
+// The largest file that there could be room for, if everything else were dropped. The disk is asked
+// only for one with a large value: that it is full is no reason to refuse others.
+uint64_t RocksDbStore::MostFileBytes(uint64_t wanted) const {
+  uint64_t bound = options_.capacity_bytes;
+  uint64_t used = 0;
+  bool large = false;
+  {
+    absl::MutexLock lock(&mu_);
+    used = disk_bytes_;
+    large = wanted > TargetBytesLocked() + kFileOverheadBytes;
+  }
+  if (large) {
+    const auto space = directory_->Space();
+    if (space.has_value()) bound = std::min(bound, used + space->free);
+  }
+  return bound - ReserveOf(bound);
 }
 
 absl::Status RocksDbStore::AdmitLocked(std::shared_ptr<const PendingRecord> pending) {
@@ -109,6 +124,7 @@ absl::Status RocksDbStore::AdmitLocked(std::shared_ptr<const PendingRecord> pend
   IndexEntry entry;
   entry.generation = pending->record.generation;
   entry.payload_bytes = pending->payload_bytes();
+  entry.heap_bytes = pending->heap_bytes();
   entry.model_epoch = pending->record.model_epoch;
   entry.file = open_->number;
   entry.entry = static_cast<uint32_t>(open_->records.size());
@@ -137,7 +153,8 @@ std::optional<StoredPlace> RocksDbStore::Find(const CacheKey& key) const {
   if (found == nullptr) return std::nullopt;
   return StoredPlace{.generation = found->generation,
                      .model_epoch = found->model_epoch,
-                     .payload_bytes = found->payload_bytes};
+                     .payload_bytes = found->payload_bytes,
+                     .heap_bytes = found->heap_bytes};
 }
 
 std::shared_ptr<const PendingRecord> RocksDbStore::PendingAtLocked(const IndexEntry& at) const {
@@ -273,7 +290,8 @@ void RocksDbStore::List(absl::string_view after,
   index_.List(after, [&](const CacheKey& key, const IndexEntry& entry) {
     return visit(key, StoredPlace{.generation = entry.generation,
                                   .model_epoch = entry.model_epoch,
-                                  .payload_bytes = entry.payload_bytes});
+                                  .payload_bytes = entry.payload_bytes,
+                                  .heap_bytes = entry.heap_bytes});
   });
 }
 

@@ -138,6 +138,7 @@ class RocksDbStore final : public PersistentStore {
   // rocksdb_store.cc
   absl::StatusOr<std::shared_ptr<const PendingRecord>> Prepare(
       const StoredRecord& record, std::unique_ptr<char[]> payload) const;
+  uint64_t MostFileBytes(uint64_t wanted) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status AdmitLocked(std::shared_ptr<const PendingRecord> pending)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::optional<IndexEntry> ForgetLocked(const CacheKey& key, uint64_t generation)
@@ -183,6 +184,7 @@ class RocksDbStore final : public PersistentStore {
   Shortage MeasureShortage(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t TargetBytesLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t ReserveOf(uint64_t bound) const;
   uint64_t FreeBytes() const;
   absl::Status MakeRoom(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(writer_mu_)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -233,7 +235,7 @@ class RocksDbStore final : public PersistentStore {
   const RocksDbStoreOptions options_;
   const uint64_t segment_bytes_;  // as long as the disk holds the capacity
   const uint64_t max_files_;
-  const uint64_t reserve_bytes_;
+  const uint64_t reserve_bytes_;  // likewise
   std::unique_ptr<StoreDirectory> directory_;
 
   mutable absl::Mutex writer_mu_ ABSL_ACQUIRED_BEFORE(mu_);

@@ -262,9 +262,10 @@ absl::Status RocksDbStore::LoadBatch(RocksDbHandle& handle, std::vector<LoadedFi
     if (absl::IsUnavailable(file.footer.status())) return file.footer.status();
     if (file.footer.ok()) {
       for (FooterEntry& entry : *file.footer) {
-        records.emplace_back(std::move(entry.key),
-                             IndexEntry{entry.generation, entry.payload_bytes, entry.model_epoch,
-                                        file.live.number, entry.entry, false, entry.position});
+        records.emplace_back(
+            std::move(entry.key),
+            IndexEntry{entry.generation, entry.payload_bytes, entry.model_epoch, file.live.number,
+                       entry.entry, entry.heap_bytes, false, entry.position});
       }
       absl::MutexLock lock(&mu_);
       files_[file.live.number].bytes = file.live.bytes;

@@ -34,6 +34,12 @@ uint64_t RocksDbStore::TargetBytesLocked() const {
   return std::min(segment_bytes_, std::max(bound_ / 16, kLeastTargetBytes));
 }
 
+// What has to stay free of it for what is written beside the files. One that does not shrink with
+// the bound would forbid a small disk to be written at all.
+uint64_t RocksDbStore::ReserveOf(uint64_t bound) const {
+  return std::min(reserve_bytes_, bound / 16);
+}
+
 // Sets the bound anew, too.
 RocksDbStore::Shortage RocksDbStore::MeasureShortage(uint64_t bytes) {
   SetDiskBytes();
@@ -54,13 +60,19 @@ RocksDbStore::Shortage RocksDbStore::MeasureShortage(uint64_t bytes) {
   found.bound = bound;
   const uint64_t wanted = found.used + bytes + reserve_bytes_;
   if (wanted > options_.capacity_bytes) found.by_capacity = wanted - options_.capacity_bytes;
-  if (wanted > bound) found.by_disk = wanted - bound;
+  const uint64_t wanted_here = found.used + bytes + ReserveOf(bound);
+  if (wanted_here > bound) found.by_disk = wanted_here - bound;
   if (bound < options_.capacity_bytes && found.by_disk > 0 &&
       options_.clock->MonotonicNow() >= bound_logged_ + kLogPause) {
     bound_logged_ = options_.clock->MonotonicNow();
-    Log(absl::StrCat("L3 cannot grow to its capacity of ", options_.capacity_bytes,
-                     " bytes: the disk has room for ", bound, ", of which ", found.used,
-                     " are used"));
+    std::string text = absl::StrCat("L3 cannot grow to its capacity of ", options_.capacity_bytes,
+                                    " bytes: the disk has room for ", bound, ", of which ",
+                                    found.used, " are used");
+    if (found.by_disk > found.in_files) {
+      absl::StrAppend(&text, "; whatever it drops, it needs ", found.by_disk - found.in_files,
+                      " more to be written for sure");
+    }
+    Log(text);
   }
   return found;
 }
@@ -107,16 +119,18 @@ bool RocksDbStore::MayFollow(uint64_t bound, uint64_t bytes) {
     followed_bound_ = bound;
     followed_since_ = now;
   }
-  return bound + bytes + reserve_bytes_ >= followed_bound_;
+  return bound + bytes + ReserveOf(bound) >= followed_bound_;
 }
 
 // After a file of `bytes` was refused: whether MakeRoom may bring more. A disk that refuses what it
-// says to have room for has a quota, and its end is where it refused.
+// says to have room for has a quota, and its end is where it refused. A store that holds next to
+// nothing is not emptied for a single refusal.
 bool RocksDbStore::LowerBound(const absl::Status& refusal, uint64_t bytes) {
   if (!absl::IsResourceExhausted(refusal) || bytes <= room_made_for_ || poisoned_) return false;
   const Shortage found = MeasureShortage(bytes);
-  if (bytes + reserve_bytes_ > found.in_files || !found.drops_work ||
-      !MayFollow(found.used, bytes)) {
+  const uint64_t reserve =
+      std::max(ReserveOf(found.used), std::min(reserve_bytes_, kLeastTargetBytes));
+  if (bytes + reserve > found.in_files || !found.drops_work || !MayFollow(found.used, bytes)) {
     return false;
   }
   {

@@ -129,13 +129,15 @@ absl::Status RocksDbStore::WriteMeta(bool always) {
   }
   const uint64_t bytes = meta_log_->bytes() - before;
   meta_bytes_since_room_ += bytes;
+  uint64_t reserve = 0;
   {
     absl::MutexLock lock(&mu_);
     index_.MarkWritten(change);
     bytes_written_ += bytes;
+    reserve = ReserveOf(bound_);
   }
   // Removals alone can fill a disk too. What comes of it is not their failure.
-  if (meta_bytes_since_room_ >= reserve_bytes_ / 4 && !poisoned_) (void)MakeRoom(0);
+  if (meta_bytes_since_room_ >= reserve / 4 && !poisoned_) (void)MakeRoom(0);
   return absl::OkStatus();
 }
 

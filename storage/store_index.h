@@ -41,9 +41,12 @@ struct IndexEntry {
   uint64_t model_epoch = 0;
   uint64_t file = 0;
   uint32_t entry = 0;
-  bool touched = false;  // read since it was written
+  uint32_t heap_bytes : 31 = 0;  // as StoredPlace has it
+  bool touched : 1 = false;      // read since it was written
   RecordPosition position;
 };
+// There are as many as entries on the disk.
+static_assert(sizeof(IndexEntry) <= 56);
 
 // The small facts that must survive: what the meta log holds, or an addition to it.
 struct MetaState {

@@ -133,11 +133,15 @@ class TieredCache {
            Place place = Place::kAny);
 
   // Makes every entry of `model` unreachable and every reservation of it uncommittable, at once;
-  // answers with the new epoch when that is durable. RESOURCE_EXHAUSTED: too many models have one.
+  // answers with the new epoch when that is durable. RESOURCE_EXHAUSTED: too many models have one,
+  // and nothing has happened. UNAVAILABLE: L3 has not recorded it; all but that has happened and
+  // stays so until a restart.
   void AdvanceEpoch(absl::string_view model,
                     absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done);
   // Every model that is known from gets, puts or epochs, or has anything in L3.
   std::vector<std::string> Models() const;
+  // UNAVAILABLE: what L3 holds cannot be reached yet, and no list has it. OK without L3.
+  absl::Status L3Reachable() const;
 
   ListPage List(const ListQuery& query) const;
 
@@ -509,6 +513,8 @@ class TieredCache {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReadLocked(CacheEntry* entry, AfterUnlock& after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishLoad(CacheEntry* entry, absl::StatusOr<StoredRecord> record);
+  void LoadAgainLocked(CacheEntry* entry, uint64_t bytes, AfterUnlock& after)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FinishLoadLocked(CacheEntry* entry, absl::StatusOr<StoredRecord> record, AfterUnlock& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A request for the entry, which may be the one that admits it to L3.

@@ -58,15 +58,16 @@ void TieredCache::StartLoadLocked(const CacheKey& key, CacheModel* model, const 
   entry->generation = place.generation;
   entry->model_epoch = place.model_epoch;
   entry->state = EntryState::kLoading;
+  entry->load_bytes = place.payload_bytes + place.heap_bytes;
   const bool for_host = l1_on_device_ && waiter.place == Place::kHost &&
-                        place.payload_bytes <= TierOf(TierId::kL2).memory.max_entry_bytes();
+                        entry->load_bytes <= TierOf(TierId::kL2).memory.max_entry_bytes();
   entry->waiters.push_back(std::move(waiter));
   InsertLocked(std::move(owned));
   RequestLoadRoomLocked(entry, for_host ? TierId::kL2 : TierId::kL1, after);
 }
 
 void TieredCache::RequestLoadRoomLocked(CacheEntry* entry, TierId tier, AfterUnlock& after) {
-  const uint64_t bytes = entry->payload_bytes();
+  const uint64_t bytes = entry->load_bytes;
   if (tier == TierId::kL1 && bytes > TierOf(TierId::kL1).memory.max_entry_bytes()) {
     tier = TierId::kL2;
   }
@@ -74,7 +75,8 @@ void TieredCache::RequestLoadRoomLocked(CacheEntry* entry, TierId tier, AfterUnl
   if (bytes > TierOf(tier).memory.max_entry_bytes()) {
     FinishLoadLocked(entry,
                      absl::ResourceExhaustedError(
-                         absl::StrCat("entry: ", bytes, " bytes on disk fit no memory tier")),
+                         absl::StrCat("entry: ", entry->payload_bytes(), " bytes on disk, ", bytes,
+                                      " with its metadata, fit no memory tier")),
                      after);
     return;
   }
@@ -137,11 +139,27 @@ void TieredCache::ReadLocked(CacheEntry* entry, AfterUnlock& after) {
 
 void TieredCache::FinishLoad(CacheEntry* entry, absl::StatusOr<StoredRecord> record) {
   AfterUnlock after;
+  const uint64_t charge =
+      record.ok() ? record->info->payload_bytes() + ChargedHeapBytes(*record->info) : 0;
   {
     absl::MutexLock lock(&mu_);
-    FinishLoadLocked(entry, std::move(record), after);
+    if (charge > entry->range.bytes && !entry->doomed) {
+      LoadAgainLocked(entry, charge, after);
+    } else {
+      FinishLoadLocked(entry, std::move(record), after);
+    }
   }
   after.Run();
+}
+
+// The store did not know how much the record's metadata is charged. Room for it may have to be made
+// first, and the tier may be full: so that what was read is given up.
+void TieredCache::LoadAgainLocked(CacheEntry* entry, uint64_t bytes, AfterUnlock& after) {
+  const TierId tier = entry->tier;
+  entry->load_bytes = bytes;
+  FreeRangeLocked(tier, entry->range);
+  RequestLoadRoomLocked(entry, tier, after);
+  PumpLocked(tier, after);
 }
 
 void TieredCache::FinishLoadLocked(CacheEntry* entry, absl::StatusOr<StoredRecord> record,

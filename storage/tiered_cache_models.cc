@@ -22,6 +22,15 @@ std::string BeforeFirstKey(absl::string_view model) {
   return absl::StrCat(std::string(1, static_cast<char>(model.size())), model);
 }
 
+// Of an epoch that is in force.
+absl::Status NotRecorded(absl::string_view model, uint64_t epoch, absl::string_view why) {
+  return absl::UnavailableError(absl::StrCat(
+      "model \"", model, "\": nothing put before is returned any more (epoch ", epoch,
+      " is in force), but L3 has not recorded that: ", why,
+      "; what it holds of the model may come back after a restart, so repeat the call when L3 is "
+      "writable"));
+}
+
 }  // namespace
 
 CacheModel* TieredCache::LookupModelLocked(const CacheKey& key) {
@@ -57,9 +66,12 @@ void TieredCache::AdvanceEpoch(absl::string_view model,
         RunOnDiskLocked(
             [this, name = std::string(model), epoch, answer] {
               absl::Status saved = deps_.store->SetModelEpoch(name, epoch);
-              saved.ok() ? (*answer)(epoch) : (*answer)(std::move(saved));
+              saved.ok() ? (*answer)(epoch) : (*answer)(NotRecorded(name, epoch, saved.message()));
             },
-            [answer] { (*answer)(absl::UnavailableError("too much disk work is queued")); }, after);
+            [name = std::string(model), epoch, answer] {
+              (*answer)(NotRecorded(name, epoch, "too much disk work is queued"));
+            },
+            after);
       }
     }
   }
@@ -86,6 +98,10 @@ std::vector<std::string> TieredCache::Models() const {
     names.insert(*std::move(found));
   } while (true);
   return {names.begin(), names.end()};
+}
+
+absl::Status TieredCache::L3Reachable() const {
+  return deps_.store == nullptr ? absl::OkStatus() : deps_.store->Reachable();
 }
 
 void TieredCache::SweepModelLocked(AfterUnlock& after) {

@@ -157,6 +157,7 @@ void TieredCache::CheckInvariants() const {
     if (entry.range.bytes > 0) {
       ++ranges[tier];
       used[tier] += entry.range.bytes;
+      EMB_CHECK(entry.range.bytes >= entry.payload_bytes() + ChargedHeapBytes(*entry.info));
       auto place = tiers_[tier].by_place.find({entry.range.segment, entry.range.offset});
       EMB_CHECK(place != tiers_[tier].by_place.end() && place->second == &entry);
     }

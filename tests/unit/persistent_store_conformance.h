@@ -83,6 +83,22 @@ TEST_P(PersistentStoreTest, ReturnsTheWholeEntryInfo) {
   EXPECT_EQ(read->info->expires, info.expires);
 }
 
+TEST_P(PersistentStoreTest, TellsWhatALoadOfARecordWillBeCharged) {
+  TestRecord record = MakeRecord(TestKey("k"), 1000, 7);
+  EntryInfo info = *record.stored.info;
+  info.metadata = {{"m", std::string(40'000, 'm')}};
+  record.stored.info = std::make_shared<const EntryInfo>(info);
+  ASSERT_TRUE(PutRecord(*store_, record).ok());
+  for (int round = 0; round < 2; ++round) {
+    const std::optional<StoredPlace> place = store_->Find(TestKey("k"));
+    ASSERT_TRUE(place.has_value());
+    EXPECT_EQ(place->payload_bytes, 1000);
+    EXPECT_GT(place->heap_bytes, 39'000);
+    EXPECT_EQ(place->heap_bytes, ChargedHeapBytes(info));
+    ASSERT_TRUE(store_->Flush().ok());
+  }
+}
+
 TEST_P(PersistentStoreTest, KeepsThatAnEntryNeverExpires) {
   ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey("k"), 100, 1)).ok());
   ASSERT_TRUE(store_->Flush().ok());

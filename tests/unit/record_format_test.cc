@@ -50,8 +50,16 @@ TEST(RecordFormatTest, AFooterComesBackWholeForItsOwnFileOnly) {
   std::vector<FooterEntry> entries;
   entries.push_back({TestKey("a"), 0, 100, 7, 1, absl::FromUnixNanos(5), absl::InfiniteFuture(),
                      absl::FromUnixNanos(6)});
-  entries.push_back({TestKey("b"), 3, 200, 8, 2, absl::FromUnixNanos(5), absl::FromUnixNanos(9),
-                     absl::FromUnixNanos(6)});
+  entries.push_back({TestKey("b"),
+                     3,
+                     200,
+                     8,
+                     2,
+                     absl::FromUnixNanos(5),
+                     absl::FromUnixNanos(9),
+                     absl::FromUnixNanos(6),
+                     {4096, 300, 2, 3},
+                     40'000});
   const std::string bytes = EncodeFooter(9, entries);
   EXPECT_GE(bytes.size(), kFooterMinBytes);
   const absl::StatusOr<std::vector<FooterEntry>> decoded = DecodeFooter(9, bytes);
@@ -63,22 +71,47 @@ TEST(RecordFormatTest, AFooterComesBackWholeForItsOwnFileOnly) {
   EXPECT_EQ((*decoded)[1].generation, 8);
   EXPECT_EQ((*decoded)[1].model_epoch, 2);
   EXPECT_EQ((*decoded)[1].expires, absl::FromUnixNanos(9));
+  EXPECT_EQ((*decoded)[1].position, (RecordPosition{4096, 300, 2, 3}));
+  EXPECT_EQ((*decoded)[0].heap_bytes, 0);
+  EXPECT_EQ((*decoded)[1].heap_bytes, 40'000);
   EXPECT_TRUE(absl::IsDataLoss(DecodeFooter(10, bytes).status()));
 }
 
-TEST(RecordFormatTest, AFooterOfVersionOneIsReadAndTellsNoPositions) {
+// A footer of file 9 with one entry.
+std::string OldFooter(absl::string_view magic, bool positions) {
   ByteWriter old;
-  old.Number(uint32_t{0x31464d45});
+  for (char byte : magic) old.Number(byte);
   old.Number(uint64_t{9});
   old.Number(uint32_t{1});
   old.Number(uint32_t{3});
   for (int field : {200, 8, 2}) old.Number(static_cast<uint64_t>(field));
   for (int i = 0; i < 3; ++i) old.Time(absl::FromUnixNanos(5 + i));
+  if (positions) {
+    old.Number(uint64_t{4096});
+    old.Number(uint32_t{300});
+    old.Number(uint8_t{2});
+    old.Number(uint8_t{3});
+  }
   old.Text<uint16_t>(TestKey("b").encoded());
   old.PadTo(kFooterMinBytes);
   const uint64_t hash = XXH3_64bits(old.bytes().data(), old.bytes().size());
   old.Number(hash);
-  const absl::StatusOr<std::vector<FooterEntry>> decoded = DecodeFooter(9, old.bytes());
+  return old.bytes();
+}
+
+TEST(RecordFormatTest, AFooterOfVersionTwoIsReadAndDoesNotTellHeapBytes) {
+  const absl::StatusOr<std::vector<FooterEntry>> decoded = DecodeFooter(9, OldFooter("EMF2", true));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_EQ(decoded->size(), 1);
+  EXPECT_EQ((*decoded)[0].key, TestKey("b"));
+  EXPECT_EQ((*decoded)[0].payload_bytes, 200);
+  EXPECT_EQ((*decoded)[0].position, (RecordPosition{4096, 300, 2, 3}));
+  EXPECT_EQ((*decoded)[0].heap_bytes, 0);
+}
+
+TEST(RecordFormatTest, AFooterOfVersionOneIsReadAndTellsNoPositions) {
+  const absl::StatusOr<std::vector<FooterEntry>> decoded =
+      DecodeFooter(9, OldFooter("EMF1", false));
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   ASSERT_EQ(decoded->size(), 1);
   EXPECT_EQ((*decoded)[0].key, TestKey("b"));

@@ -93,6 +93,56 @@ TEST_F(RocksDbStoreSmallDiskTest, AValueThatTheDiskNeverHoldsDoesNotStopTheOther
   EXPECT_TRUE(Has(0));
 }
 
+TEST_F(RocksDbStoreSmallDiskTest, AValueThatIsLargerThanWhatIsLeftOfTheDiskDoesNotStopTheOthers) {
+  options_.capacity_bytes = 4096 * kMiB;  // files are large then, but not on this disk
+  ASSERT_NO_FATAL_FAILURE(OpenOnDiskOf(64 * kMiB));
+  WriteFile(disk_.path() + "/other", std::string(40 * kMiB, 'o'));
+  ASSERT_NO_FATAL_FAILURE(ExpectPuts(10));
+  const TestRecord large = MakeRecord(TestKey("large"), 30 * kMiB, 1000);
+  EXPECT_TRUE(absl::IsResourceExhausted(PutRecord(*store_, large)));
+  EXPECT_TRUE(store_->GetStats().writable);
+  EXPECT_EQ(store_->GetStats().io_errors, 0);
+  EXPECT_TRUE(Has(0));
+  std::filesystem::remove(disk_.path() + "/other");
+  EXPECT_TRUE(PutRecord(*store_, large).ok());
+}
+
+TEST_F(RocksDbStoreSmallDiskTest, EverySizeOfDiskFromFourMebibytesOnIsWrittenForGood) {
+  options_.capacity_bytes = 4096 * kMiB;
+  for (uint64_t mib = 4; mib <= 20; mib += 2) {
+    SCOPED_TRACE(absl::StrCat(mib, " MiB"));
+    testing_support::OwnFileSystem disk(absl::StrCat(directory_.path(), "/disk", mib));
+    ASSERT_TRUE(disk.Mount(mib * kMiB).ok());
+    options_.path = disk.path() + "/l3";
+    ASSERT_NO_FATAL_FAILURE(Open());
+    ASSERT_NO_FATAL_FAILURE(ExpectPuts(60));
+    EXPECT_EQ(store_->GetStats().io_errors, 0);
+    EXPECT_GT(store_->GetStats().payload_bytes, (mib - 3) * kMiB);
+    Reopen();
+    EXPECT_TRUE(Has(next_ - 1));
+    ASSERT_NO_FATAL_FAILURE(ExpectPuts(10));
+    store_ = nullptr;
+  }
+}
+
+TEST_F(RocksDbStoreSmallDiskTest, WithTooLittleForAnyFileItSaysHowMuchIsMissingAndComesBackWithIt) {
+  ASSERT_NO_FATAL_FAILURE(OpenOnDiskOf(24 * kMiB));
+  WriteFile(disk_.path() + "/other", std::string(23 * kMiB + kMiB / 4, 'o'));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_FALSE(Put().ok());
+    clock_.Advance(absl::Seconds(5));
+    store_->Tick();
+  }
+  EXPECT_FALSE(store_->GetStats().writable);
+  EXPECT_LT(store_->GetStats().capacity_bytes, kMiB);
+  EXPECT_NE(log_.find("more to be written for sure"), std::string::npos) << log_;
+  std::filesystem::remove(disk_.path() + "/other");
+  clock_.Advance(absl::Seconds(5));
+  store_->Tick();
+  EXPECT_TRUE(store_->GetStats().writable);
+  ASSERT_NO_FATAL_FAILURE(ExpectPuts(30));
+}
+
 TEST_F(RocksDbStoreSmallDiskTest, MoreSpaceIsUsedWhenThereIsSome) {
   ASSERT_NO_FATAL_FAILURE(OpenOnDiskOf(48 * kMiB));
   WriteFile(disk_.path() + "/other", std::string(24 * kMiB, 'o'));
@@ -170,6 +220,20 @@ TEST_F(RocksDbStoreQuotaTest, WhereItRefusesIsTheCapacityForAWhile) {
   ASSERT_NO_FATAL_FAILURE(ExpectPuts(60));
   EXPECT_EQ(store_->GetStats().capacity_bytes, options_.capacity_bytes);
   EXPECT_GT(store_->GetStats().payload_bytes, 48 * kMiB);
+}
+
+TEST_F(RocksDbStoreQuotaTest, ASmallQuotaIsWrittenForGood) {
+  options_.capacity_bytes = 4096 * kMiB;
+  for (uint64_t mib = 4; mib <= 20; mib += 4) {
+    SCOPED_TRACE(absl::StrCat(mib, " MiB"));
+    options_.path = absl::StrCat(directory_.path(), "/l3-", mib);
+    ASSERT_NO_FATAL_FAILURE(Open());
+    faults_.SetQuota(options_.path, mib * kMiB);
+    ASSERT_NO_FATAL_FAILURE(ExpectPuts(60));
+    EXPECT_EQ(store_->GetStats().io_errors, 1) << "it was tried in vain again and again";
+    store_ = nullptr;
+    faults_.SetQuota("", 0);
+  }
 }
 
 TEST_F(RocksDbStoreQuotaTest, ADiskThatRefusesWhateverIsDroppedDoesNotEmptyIt) {

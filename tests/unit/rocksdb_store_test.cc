@@ -38,6 +38,19 @@ TEST_F(RocksDbStoreTest, RecordsSurviveAReopening) {
   }
 }
 
+TEST_F(RocksDbStoreTest, WhatALoadWillBeChargedIsKnownAfterAReopening) {
+  Open();
+  TestRecord record = MakeRecord(TestKey("k"), 1000, 1);
+  EntryInfo info = *record.stored.info;
+  info.metadata = {{"m", std::string(40'000, 'm')}};
+  record.stored.info = std::make_shared<const EntryInfo>(info);
+  ASSERT_TRUE(PutRecord(*store_, record).ok());
+  ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey("small"), 1000, 2)).ok());
+  Reopen();
+  EXPECT_EQ(store_->Find(TestKey("k"))->heap_bytes, ChargedHeapBytes(info));
+  EXPECT_EQ(store_->Find(TestKey("small"))->heap_bytes, 0);
+}
+
 TEST_F(RocksDbStoreTest, OfTwoGenerationsTheHigherSurvivesAReopening) {
   Open();
   ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey("k"), 1000, 1)).ok());
@@ -215,18 +228,18 @@ TEST_F(RocksDbStoreTest, AnUnknownFormatIsRefusedAndLeftAlone) {
   ASSERT_TRUE(PutRecord(*store_, MakeRecord(TestKey("k"), 1000, 1)).ok());
   store_ = nullptr;
   for (const char* text :
-       {"embcache-l3 3\n", "embcache-l3 0\n", "", "embcache-l3 2", "something else\n"}) {
+       {"embcache-l3 4\n", "embcache-l3 0\n", "", "embcache-l3 3", "something else\n"}) {
     WriteFile(options_.path + "/FORMAT", text);
     const auto opened = RocksDbStore::Open(options_);
     EXPECT_TRUE(absl::IsFailedPrecondition(opened.status())) << text << opened.status();
   }
-  WriteFile(options_.path + "/FORMAT", "embcache-l3 1\n");
-  Open();
-  EXPECT_EQ(ReadFile(options_.path + "/FORMAT"), "embcache-l3 2\n");
-  store_ = nullptr;
-  WriteFile(options_.path + "/FORMAT", "embcache-l3 2\n");
-  Open();
-  EXPECT_TRUE(store_->Find(TestKey("k")).has_value());
+  for (int version : {1, 2, 3}) {
+    WriteFile(options_.path + "/FORMAT", absl::StrCat("embcache-l3 ", version, "\n"));
+    Open();
+    EXPECT_EQ(ReadFile(options_.path + "/FORMAT"), "embcache-l3 3\n");
+    EXPECT_TRUE(store_->Find(TestKey("k")).has_value());
+    store_ = nullptr;
+  }
 }
 
 TEST_F(RocksDbStoreTest, ADirectoryThatIsSomebodyElsesIsRefusedAndNothingIsWrittenThere) {

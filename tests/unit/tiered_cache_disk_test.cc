@@ -25,6 +25,20 @@ class TieredCacheDiskTest : public CacheFixture {
     return options;
   }
 
+  static constexpr uint64_t kMetadata = 40 << 10;
+  absl::Status PutWithMetadata(absl::string_view name, uint64_t units) {
+    std::optional<absl::StatusOr<ReservedPlace>> place;
+    cache_->Reserve({.key = TestKey(name),
+                     .layout = TestLayout(units * kUnit),
+                     .metadata = {{"m", std::string(kMetadata, 'm')}}},
+                    [&](absl::StatusOr<ReservedPlace> p) { place = std::move(p); });
+    while (!place.has_value() && copier_.pending() + executor_.pending() > 0) Step();
+    if (!place.has_value()) return absl::InternalError("reserve never answered");
+    if (!place->ok()) return place->status();
+    std::memset(DataAt((*place)->location), 'm', units * kUnit);
+    return cache_->Commit((*place)->id).status();
+  }
+
   MemoryStore store_{uint64_t{64} << 20};
 };
 
@@ -103,6 +117,89 @@ TEST_F(TieredCacheDiskTest, AnEntryOnDiskThatFitsNoTierIsAnErrorAndAMiss) {
   ASSERT_TRUE(get->has_value());
   EXPECT_EQ((*get)->status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(Stats().misses, 1u);
+}
+
+// --- What a load is charged
+// --------------------------------------------------------------------------
+
+TEST_F(TieredCacheDiskTest, AnEntryIsChargedForItsMetadataAfterARestartAsBefore) {
+  StartWithStore(100, 0);
+  ASSERT_TRUE(PutWithMetadata("a", 1).ok());
+  Settle();
+  const uint64_t charged = Stats().memory[0].used_bytes;
+  ASSERT_GT(charged, kUnit + kMetadata - 1024);
+  Restart(100, 0);
+  ASSERT_TRUE(Get("a").hit());
+  EXPECT_EQ(Stats().memory[0].used_bytes, charged);
+  EXPECT_EQ(Stats().l3.loads, 1u);
+}
+
+TEST_F(TieredCacheDiskTest, LargeMetadataOfWhatIsLoadedIsBoundByTheTier) {
+  for (bool told : {true, false}) {
+    store_.SetTellsHeapBytes(told);
+    StartWithStore(100, 0);
+    for (int i = 0; i < 40; ++i) {
+      ASSERT_TRUE(PutWithMetadata(std::to_string(i), 1).ok());
+      Settle();
+    }
+    Restart(100, 0);
+    for (int i = 0; i < 40; ++i) {
+      const LookupResult got = Get(std::to_string(i));
+      ASSERT_TRUE(got.hit());
+      EXPECT_EQ(BytesOf(got.handle), Payload(kUnit, 'm'));
+    }
+    EXPECT_LE(Stats().memory[0].entries, 100 * kUnit / (kUnit + kMetadata - 1024));
+    EXPECT_EQ(Stats().l3.loads, 40u);
+    EXPECT_EQ(Stats().l3.load_failures, 0u);
+    Settle();
+    cache_.reset();
+  }
+}
+
+TEST_F(TieredCacheDiskTest, WhatFitsL1OnlyWithoutItsMetadataIsLoadedIntoL2) {
+  for (bool told : {true, false}) {
+    store_.SetTellsHeapBytes(told);
+    StartWithStore(1, 100);
+    ASSERT_TRUE(PutWithMetadata("a", 1).ok());
+    Restart(1, 100);
+    const LookupResult got = Get("a");
+    ASSERT_TRUE(got.hit());
+    EXPECT_EQ(got.handle.location().tier, TierId::kL2);
+    EXPECT_EQ(BytesOf(got.handle), Payload(kUnit, 'm'));
+    EXPECT_EQ(Stats().memory[0].used_bytes, 0u);
+  }
+}
+
+TEST_F(TieredCacheDiskTest, WhatFitsNoTierWithItsMetadataIsAnErrorAndAMiss) {
+  for (bool told : {true, false}) {
+    store_.SetTellsHeapBytes(told);
+    StartWithStore(100, 0);
+    ASSERT_TRUE(PutWithMetadata("a", 1).ok());
+    Restart(5, 0);
+    auto get = StartGet(TestKey("a"));
+    Settle();
+    ASSERT_TRUE(get->has_value());
+    EXPECT_EQ((*get)->status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_NE((*get)->status().message().find("with its metadata"), std::string::npos);
+    EXPECT_EQ(Stats().memory[0].used_bytes, 0u);
+    cache_->CheckInvariants();
+  }
+}
+
+TEST_F(TieredCacheDiskTest, ADeleteWhileALoadStartsAgainWins) {
+  store_.SetTellsHeapBytes(false);
+  StartWithStore(100, 0);
+  ASSERT_TRUE(PutWithMetadata("a", 1).ok());
+  Restart(100, 0);
+  auto get = StartGet(TestKey("a"));
+  executor_.RunOne();  // the first read, which finds that more room is needed
+  ASSERT_FALSE(get->has_value());
+  ASSERT_EQ(executor_.pending(), 1u);
+  ASSERT_TRUE(Delete(TestKey("a")).ok());
+  Settle();
+  ASSERT_TRUE(get->has_value() && (*get)->ok());
+  EXPECT_FALSE((*get)->value().hit());
+  EXPECT_EQ(Stats().memory[0].used_bytes, 0u);
 }
 
 // --- The write queue
