@@ -7,7 +7,8 @@
 // everybody has about as much and is reading: the answer is refused, and nobody is cut. So those
 // who read do not pay for those who do not. gRPC takes a while to let go of what a connection that
 // is cut had unread: so long it is counted apart, and there may be as much of it again.
-// Answers below kCountedAnswerBytes are not counted; the bound on calls bounds them.
+// Answers below kCountedAnswerBytes are counted only when calls pile up that have been answered and
+// whose answers do not leave; each then as kCallBytes, about what its call takes.
 //
 // Thread-safe.
 
@@ -32,6 +33,7 @@
 namespace embcache {
 
 inline constexpr uint64_t kCountedAnswerBytes = 4096;
+inline constexpr uint64_t kCallBytes = 16 * 1024;
 
 struct AnswerLimits {
   uint64_t total = uint64_t{256} << 20;

@@ -24,6 +24,8 @@ struct CallGate {
   const bool over_network;
   const ConnectionTable* const connections;
   AnswerBudget answers;
+  // Call objects beyond this: some have been answered, and the answers do not leave.
+  int many_calls = 0;
   std::atomic<int> in_flight = 0;  // handlers that have not answered
   std::atomic<int> calls = 0;      // call objects, armed or running
   absl::Notification no_calls;     // possible only once the server takes no new ones
@@ -34,6 +36,7 @@ struct CallGate {
     return false;
   }
   void Leave() { in_flight.fetch_sub(1, std::memory_order_relaxed); }
+  bool piled_up() const { return calls.load(std::memory_order_relaxed) > many_calls; }
   void CallMade() { calls.fetch_add(1, std::memory_order_relaxed); }
   void CallGone() {
     if (calls.fetch_sub(1, std::memory_order_acq_rel) == 1) no_calls.Notify();

@@ -15,8 +15,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "gpu/host_memory.h"
+#include "proto/size_text.h"
 #include "server/config_settings.h"
+#include "server/start_check.h"
 #include "server/unix_listener.h"
+#include "storage/memory_tier.h"
 
 namespace embcache {
 namespace {
@@ -242,6 +246,31 @@ std::vector<std::string> TcpFaults(const Config& config) {
   return {};
 }
 
+// As the tiers are cut into segments at start. On a device L1's least is larger, and asked there.
+std::vector<std::string> MemoryFaults(const Config& config) {
+  std::vector<std::string> faults;
+  const std::string least = FormatSize(HostMemory::kGranularity);
+  const auto check = [&](absl::string_view flag, TierId id, uint64_t capacity) {
+    if (capacity == 0) return;
+    if (capacity < HostMemory::kGranularity) {
+      faults.push_back(
+          absl::StrCat(flag, ": \"", FormatSize(capacity), "\": must be 0 or at least ", least));
+      return;
+    }
+    if (config.segment_bytes > 0 && config.segment_bytes < HostMemory::kGranularity) return;
+    const absl::Status cut =
+        CheckSegments(id, {capacity, config.segment_bytes}, HostMemory::kGranularity);
+    if (!cut.ok()) faults.push_back(absl::StrCat("--segment-bytes: ", cut.message()));
+  };
+  if (config.segment_bytes > 0 && config.segment_bytes < HostMemory::kGranularity) {
+    faults.push_back(absl::StrCat("--segment-bytes: \"", FormatSize(config.segment_bytes),
+                                  "\": must be 0 or at least ", least));
+  }
+  check("--l1-capacity", TierId::kL1, config.l1_capacity_bytes);
+  check("--l2-capacity", TierId::kL2, config.l2_capacity_bytes);
+  return faults;
+}
+
 // Faults that no single setting has.
 std::vector<std::string> CrossFaults(const Config& config) {
   std::vector<std::string> faults;
@@ -254,6 +283,7 @@ std::vector<std::string> CrossFaults(const Config& config) {
   if (config.l1_capacity_bytes == 0 && config.l2_capacity_bytes == 0) {
     faults.push_back("--l1-capacity, --l2-capacity: at least one must be above 0");
   }
+  for (std::string& fault : MemoryFaults(config)) faults.push_back(std::move(fault));
   for (std::string& fault : TcpFaults(config)) faults.push_back(std::move(fault));
   return faults;
 }
@@ -316,6 +346,10 @@ ConfigOutcome ParseConfig(const std::vector<std::string>& arguments,
   if (!faults.empty()) return faults.Outcome();
 
   if (line.print) return Exit(0, RenderConfigFile(config));
+  if (line.check) {
+    for (const std::string& fault : StartFaults(config)) faults.Add(fault, kExitConfig);
+    if (!faults.empty()) return faults.Outcome();
+  }
   if (line.check) return Exit(0, "the configuration is valid\n");
   outcome.run = true;
   return outcome;

@@ -117,7 +117,7 @@ struct ConfigOutcome {
 };
 
 // `arguments` without the program's name; `environment` as "NAME=value". Reads the file and nothing
-// else of the machine, but for the effective uid.
+// else of the machine, but for the effective uid and, with --check-config, what StartFaults does.
 ConfigOutcome ParseConfig(const std::vector<std::string>& arguments,
                           const std::vector<std::string>& environment);
 

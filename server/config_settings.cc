@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
+#include "proto/size_text.h"
 #include "server/device_choice.h"
 #include "server/http_endpoint.h"
 #include "server/tcp_listener.h"
@@ -20,18 +21,11 @@
 namespace embcache {
 namespace {
 
-constexpr uint64_t kKiB = uint64_t{1} << 10;
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kTiB = uint64_t{1} << 40;
 // More than any machine this runs on has; catches a forgotten or doubled unit.
 constexpr uint64_t kMaxMemoryBytes = 64 * kTiB;
 constexpr uint64_t kMaxDiskBytes = 1024 * kTiB;
-
-struct Unit {
-  absl::string_view name;
-  uint64_t bytes;
-};
-constexpr Unit kUnits[] = {{"TiB", kTiB}, {"GiB", kKiB* kMiB}, {"MiB", kMiB}, {"KiB", kKiB}};
 
 absl::Status Bad(absl::string_view text, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("\"", text, "\": ", why));
@@ -410,31 +404,6 @@ const std::vector<Setting>& Settings() {
     return all;
   }());
   return settings;
-}
-
-absl::StatusOr<uint64_t> ParseSize(absl::string_view text) {
-  absl::string_view digits = text;
-  uint64_t unit = 1;
-  for (const Unit& candidate : kUnits) {
-    if (absl::EndsWith(text, candidate.name)) {
-      digits.remove_suffix(candidate.name.size());
-      unit = candidate.bytes;
-      break;
-    }
-  }
-  const absl::StatusOr<uint64_t> number = ParseCount(digits);
-  if (!number.ok()) return Bad(text, "not a size; write 8GiB, 512MiB, 64KiB or plain bytes");
-  if (*number > std::numeric_limits<uint64_t>::max() / unit) return Bad(text, "too large");
-  return *number * unit;
-}
-
-std::string FormatSize(uint64_t bytes) {
-  for (const Unit& unit : kUnits) {
-    if (bytes >= unit.bytes && bytes % unit.bytes == 0) {
-      return absl::StrCat(bytes / unit.bytes, unit.name);
-    }
-  }
-  return absl::StrCat(bytes);
 }
 
 }  // namespace embcache

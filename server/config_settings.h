@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "server/config.h"
 
 namespace embcache {
@@ -32,11 +30,6 @@ struct Setting {
 
 // In the order in which people should read them.
 const std::vector<Setting>& Settings();
-
-// "8GiB", "512MiB", "64KiB", "1TiB" or plain bytes.
-absl::StatusOr<uint64_t> ParseSize(absl::string_view text);
-// The largest unit that divides it.
-std::string FormatSize(uint64_t bytes);
 
 }  // namespace embcache
 

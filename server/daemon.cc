@@ -16,7 +16,7 @@
 #include "server/device_choice.h"
 #include "server/device_guard.h"
 #include "server/directory_lock.h"
-#include "server/user_names.h"
+#include "server/start_check.h"
 #include "spdlog/spdlog.h"
 #include "storage/clock.h"
 #include "storage/late_store.h"
@@ -74,26 +74,6 @@ TieredCacheOptions MakeCacheOptions(const Config& config) {
   options.reservation_ttl = config.reservation_ttl;
   options.fast_index_entries = FastIndexEntries(config);
   return options;
-}
-
-absl::StatusOr<SocketAccess> MakeAccess(const Config& config) {
-  SocketAccess access;
-  access.mode = config.socket_mode;
-  if (!config.socket_owner.empty()) {
-    access.owner = FindUser(config.socket_owner);
-    if (!access.owner.has_value()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--socket-owner: no user \"", config.socket_owner, "\""));
-    }
-  }
-  if (!config.socket_group.empty()) {
-    access.group = FindGroup(config.socket_group);
-    if (!access.group.has_value()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--socket-group: no group \"", config.socket_group, "\""));
-    }
-  }
-  return access;
 }
 
 PeerRules MakePeerRules(const Config& config) {
@@ -195,7 +175,7 @@ Daemon::Daemon(const Config& config)
 Daemon::~Daemon() { Stop().IgnoreError(); }
 
 absl::Status Daemon::OpenDirectory() {
-  absl::StatusOr<SocketAccess> access = MakeAccess(config_);
+  absl::StatusOr<SocketAccess> access = MakeSocketAccess(config_);
   if (!access.ok()) return access.status();
   access_ = *access;
   const bool is_there = ::access(config_.socket_dir.c_str(), F_OK) == 0;

@@ -26,6 +26,7 @@
 #include "server/cache_service.h"
 #include "server/config.h"
 #include "server/control_socket.h"
+#include "server/heap_trimmer.h"
 #include "server/http_endpoint.h"
 #include "server/operator_pages.h"
 #include "server/resizer.h"
@@ -127,6 +128,7 @@ class Daemon {
   std::unique_ptr<ControlSocket> control_;
   std::unique_ptr<OperatorPages> pages_;
   std::unique_ptr<HttpEndpoint> http_;  // null: off
+  HeapTrimmer trimmer_;
 };
 
 // What embcached exits with when Start or Stop gave `status`.

@@ -38,6 +38,7 @@ constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 
 // Reads of L3 use buffers of up to some MiB. By default malloc maps and unmaps those one by one and
 // the page faults cost more than the read (6 times, at 16 MiB). 32 MiB is the most glibc takes.
+// What it keeps so, HeapTrimmer gives back.
 void TuneMalloc() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);

@@ -65,4 +65,14 @@ ProcessStats ReadProcessStats() {
   return stats;
 }
 
+uint64_t PrivateResidentBytes() {
+  const std::vector<std::string> pages = absl::StrSplit(ReadFile("/proc/self/statm"), ' ');
+  uint64_t resident = 0, shared = 0;
+  if (pages.size() < 3 || !absl::SimpleAtoi(pages[1], &resident) ||
+      !absl::SimpleAtoi(pages[2], &shared) || shared > resident) {
+    return 0;
+  }
+  return (resident - shared) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
 }  // namespace embcache

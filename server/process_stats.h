@@ -20,6 +20,10 @@ struct ProcessStats {
 
 ProcessStats ReadProcessStats();
 
+// Of the resident memory what is neither a file's nor shared: heap and stacks. 0: could not be
+// read.
+uint64_t PrivateResidentBytes();
+
 }  // namespace embcache
 
 #endif  // EMBCACHE_SERVER_PROCESS_STATS_H_

@@ -221,6 +221,7 @@ absl::Status RpcServer::Impl::StartGrpc() {
       options_.max_in_flight, options_.max_message_bytes, over_network_, &connections_,
       AnswerBudget(options_.answers, [this](absl::string_view peer) { connections_.Cut(peer); })});
   for (const auto& queue : queues_) RegisterMethods(queue.get());
+  gate_->many_calls = static_cast<int>(methods_.size()) * kArmedPerMethod + options_.max_in_flight;
   for (const auto& method : methods_) {
     for (int i = 0; i < kArmedPerMethod; ++i) method->Arm();
   }

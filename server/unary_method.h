@@ -4,6 +4,7 @@
 #ifndef EMBCACHE_SERVER_UNARY_METHOD_H_
 #define EMBCACHE_SERVER_UNARY_METHOD_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -72,14 +73,19 @@ class UnaryMethod final : public MethodBase {
       }
       // Either the server is shutting down and this call never began, or the answer has left (ok),
       // or it could not, for the caller has gone away.
-      if (answered_ && !ok && answered_ok_) TakeBack();
+      undelivered_ = answered_ && !ok && answered_ok_;
+      if (!waits_for_sender_ || sender_or_sent_.exchange(true)) End();
+    }
+
+   private:
+    void End() {
+      if (undelivered_) TakeBack();
       CallGate* const gate = method_->gate_;
       if (charged_ > 0) gate->answers.Refund(peer_, charged_);
       delete this;
       gate->CallGone();
     }
 
-   private:
     void Run() {
       CallGate* const gate = method_->gate_;
       if (kBounded && !gate->Enter()) {
@@ -118,27 +124,40 @@ class UnaryMethod final : public MethodBase {
 
     // `this` may be gone when it returns.
     void Send(absl::Status status) {
-      if (status.ok()) status = Charge();
+      if (status.ok()) {
+        status = Charge(response_->ByteSizeLong(), kRefusable);
+        if (!status.ok()) TakeBack();
+      }
+      if (!status.ok()) Charge(0, /*may_refuse=*/false).IgnoreError();
       answered_ = true;
       answered_ok_ = status.ok();
-      if (status.ok()) {
-        writer_.Finish(*response_, grpc::Status::OK, this);
-      } else {
-        writer_.FinishWithError(ToGrpcStatus(status), this);
-      }
+      if (!status.ok()) return writer_.FinishWithError(ToGrpcStatus(status), this);
+      const bool has_values = kRefusable && charged_ > 0;
+      waits_for_sender_ = has_values;
+      writer_.Finish(*response_, grpc::Status::OK, this);
+      if (!has_values) return;
+      // gRPC has made its own copy; these would stay for as long as the client does not read.
+      FreeValues();
+      if (sender_or_sent_.exchange(true)) End();
     }
 
-    absl::Status Charge() {
-      const uint64_t bytes = response_->ByteSizeLong();
-      if (bytes < kCountedAnswerBytes) return absl::OkStatus();
+    absl::Status Charge(uint64_t bytes, bool may_refuse) {
+      CallGate* const gate = method_->gate_;
+      if (bytes < kCountedAnswerBytes && !gate->piled_up()) return absl::OkStatus();
       peer_ = rpc_.peer();
-      absl::Status charged = method_->gate_->answers.Charge(peer_, bytes, kRefusable);
-      if (charged.ok()) {
-        charged_ = bytes;
-      } else {
-        TakeBack();
-      }
+      const uint64_t counted = std::max(bytes, kCallBytes);
+      absl::Status charged = gate->answers.Charge(peer_, counted, may_refuse);
+      if (charged.ok()) charged_ = counted;
       return charged;
+    }
+
+    void FreeValues() {
+      if constexpr (kRefusable) {
+        for (v1::GetResult& result : *response_->mutable_results()) {
+          // The message lies in an arena: clearing the field would keep its memory.
+          if (!result.inline_().empty()) std::string().swap(*result.mutable_inline_());
+        }
+      }
     }
 
     void TakeBack() {
@@ -161,6 +180,11 @@ class UnaryMethod final : public MethodBase {
     std::string peer_;  // who was charged; a call that has ended no longer knows
     bool answered_ = false;
     bool answered_ok_ = false;
+    bool undelivered_ = false;
+    // With values to free, whoever comes last of Send and of the event that the answer has left
+    // ends the call.
+    bool waits_for_sender_ = false;
+    std::atomic<bool> sender_or_sent_ = false;
   };
 
   CallGate* const gate_;

@@ -48,6 +48,10 @@ absl::StatusOr<SegmentPlan> PlanSegments(TierId id, const MemoryTierOptions& opt
 
 }  // namespace
 
+absl::Status CheckSegments(TierId id, const MemoryTierOptions& options, uint64_t granularity) {
+  return PlanSegments(id, options, granularity, /*others=*/0).status();
+}
+
 uint64_t DefaultSegmentBytes(uint64_t capacity_bytes) {
   return std::clamp(capacity_bytes / 8, kLeastDefaultSegment, kMostDefaultSegment);
 }

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/entry.h"
 #include "storage/memory_resource.h"
@@ -39,6 +40,9 @@ struct MemoryTierOptions {
 // Small enough that a tier can give some of its memory back and keep the rest: an eighth of it, at
 // least 256 MiB and at most 16 GiB.
 uint64_t DefaultSegmentBytes(uint64_t capacity_bytes);
+
+// INVALID_ARGUMENT: memory that comes in granules of `granularity` cannot be cut so into segments.
+absl::Status CheckSegments(TierId id, const MemoryTierOptions& options, uint64_t granularity);
 
 using MemorySegments = std::vector<std::unique_ptr<MemorySegment>>;
 

@@ -121,7 +121,6 @@ void AddResizeCommand(CLI::App& app, const Context& context, Action* action) {
   CLI::Option_group* which = command->add_option_group("Which", "One of these is needed");
   const auto add = [&](const char* option, v1::Tier tier, const char* help) {
     which->add_option(option, *bytes, help)
-        ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
         ->transform(SizeText())
         ->type_name("SIZE")
         ->each([request, tier](const std::string&) { request->set_tier(tier); });

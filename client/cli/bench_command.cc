@@ -198,7 +198,6 @@ void AddBenchCommand(CLI::App& app, const Context& context, Action* action) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command->add_option("--bytes", arguments->bytes, "Size of an entry; 1MiB may be written so")
-      ->transform(CLI::AsSizeValue(false))
       ->transform(SizeText())
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

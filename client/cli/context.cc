@@ -1,6 +1,5 @@
 #include "client/cli/context.h"
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -9,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "client/cli/output.h"
+#include "proto/size_text.h"
 
 namespace embcache::cli {
 namespace {
@@ -42,20 +42,36 @@ void PrintUsageError(const CLI::App& app, const CLI::ParseError& error, std::ost
       << "--help.\n";
 }
 
+// The help of a command ends with the options that every command has.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_footer(const CLI::App* app) const override {
+    const std::string footer = CLI::Formatter::make_footer(app);
+    const CLI::App* root = app;
+    while (root->get_parent() != nullptr) root = root->get_parent();
+    if (root == app) return footer;
+    const std::vector<const CLI::Option*> common =
+        root->get_options([root](const CLI::Option* option) {
+          return option != root->get_help_ptr() && option != root->get_version_ptr();
+        });
+    const std::string group = make_group("Options of every command", false, common);
+    return absl::StrCat(group.substr(group.find_first_not_of('\n')), "\n", footer);
+  }
+};
+
 }  // namespace
 
 CLI::Validator MoreThanZero() { return SecondsFrom(false, "above 0"); }
 CLI::Validator ZeroOrMore() { return SecondsFrom(true, "of at least 0"); }
 
 CLI::Validator SizeText() {
-  const auto check = [](std::string& text) -> std::string {
-    const auto digits = [](char c) { return c >= '0' && c <= '9'; };
-    if (std::find_if_not(text.begin(), text.end(), digits) - text.begin() > 18) {
-      return absl::StrCat(text, " is more than 8EiB");
-    }
-    return !text.empty() && text[0] == '-' ? absl::StrCat(text, " must not be negative") : "";
+  const auto to_bytes = [](std::string& text) -> std::string {
+    const absl::StatusOr<uint64_t> bytes = ParseSize(text);
+    if (!bytes.ok()) return std::string(bytes.status().message());
+    text = absl::StrCat(*bytes);
+    return "";
   };
-  return CLI::Validator(check, "");
+  return CLI::Validator(to_bytes, "");
 }
 
 std::string Context::SocketDir() const {
@@ -110,6 +126,7 @@ int Main(int argc, const char* const* argv, std::ostream& out, std::ostream& err
   context.err = &err;
   Action action;
   CLI::App app("embcachectl: works with a running embcached.", "embcachectl");
+  app.formatter(std::make_shared<HelpFormatter>());  // the commands inherit it
   app.footer(kFooter);
   app.require_subcommand(1);
   app.fallthrough();  // global options may also follow the command

@@ -60,8 +60,7 @@ absl::Status CallDaemon(const Context& context, Stub& stub, Method method, const
 CLI::Validator MoreThanZero();
 CLI::Validator ZeroOrMore();
 
-// For an option that AsSizeValue reads, given after it and so asked first: not negative, and less
-// than 2^63 before its unit.
+// For transform(): makes bytes of a size as the daemon's settings have them, "512MiB".
 CLI::Validator SizeText();
 
 // A command's work, run after the command line has been read as a whole.

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <iostream>
+#include <iterator>
+#include <numeric>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -16,12 +19,7 @@ namespace {
 
 constexpr size_t kProgressFrom = 20;  // items
 constexpr size_t kBarWidth = 30;
-
-// Characters of valid UTF-8.
-size_t Width(absl::string_view text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
+constexpr size_t kGap = 2;  // between columns
 
 }  // namespace
 
@@ -45,6 +43,11 @@ std::string TerminalText(absl::string_view text) {
   return shown;
 }
 
+size_t Width(absl::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
 std::string Shorten(std::string text, size_t columns) {
   if (Width(text) <= columns) return text;
   size_t end = 0;
@@ -63,15 +66,36 @@ void Table::Add(std::vector<std::string> row) {
   rows_.push_back(std::move(row));
 }
 
-void Table::Print(std::ostream& out) const {
+std::vector<size_t> Table::Widths() const {
   std::vector<size_t> widths(rows_[0].size());
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
   }
+  return widths;
+}
+
+void Table::FitInto(size_t columns, const std::vector<std::string>& dispensable) {
+  // Of all columns but the first, with the gaps.
+  const auto rest = [this] {
+    const std::vector<size_t> widths = Widths();
+    return std::accumulate(widths.begin() + 1, widths.end(), kGap * (widths.size() - 1));
+  };
+  const size_t first = Widths()[0];
+  for (const std::string& name : dispensable) {
+    if (std::min(first, columns / 3) + rest() <= columns) break;
+    const auto column = std::find(rows_[0].begin(), rows_[0].end(), name) - rows_[0].begin();
+    for (auto& row : rows_) row.erase(row.begin() + column);
+  }
+  const size_t left = columns - std::min(columns, rest());
+  for (auto& row : rows_) row[0] = Shorten(std::move(row[0]), left);
+}
+
+void Table::Print(std::ostream& out) const {
+  const std::vector<size_t> widths = Widths();
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) {
       out << row[i];
-      if (i + 1 < row.size()) out << std::string(widths[i] - Width(row[i]) + 2, ' ');
+      if (i + 1 < row.size()) out << std::string(widths[i] - Width(row[i]) + kGap, ' ');
     }
     out << '\n';
   }

@@ -18,6 +18,7 @@ using Json = nlohmann::ordered_json;
 
 // `text` as a terminal may show it: control characters and bytes that are no UTF-8 as \x escapes.
 std::string TerminalText(absl::string_view text);
+size_t Width(absl::string_view text);  // characters of valid UTF-8
 // At most `columns` characters of UTF-8; the last is "~" when some are left out.
 std::string Shorten(std::string text, size_t columns);
 
@@ -26,9 +27,14 @@ class Table {
  public:
   explicit Table(std::vector<std::string> heading) : rows_{std::move(heading)} {}
   void Add(std::vector<std::string> row);
+  // Leaves columns out, those named in `dispensable` one after the other, until no line is longer
+  // when the first column has a third of it or less; and shortens that column as need be.
+  void FitInto(size_t columns, const std::vector<std::string>& dispensable);
   void Print(std::ostream& out) const;
 
  private:
+  std::vector<size_t> Widths() const;
+
   std::vector<std::vector<std::string>> rows_;
 };
 

@@ -203,7 +203,6 @@ EntryOptions AddEntryOptions(CLI::App* command, SizeArguments* arguments) {
   options.entry = command
                       ->add_option("--entry", arguments->entry_bytes,
                                    "Bytes of an entry; 2MiB may be written so")
-                      ->transform(CLI::AsSizeValue(false))
                       ->transform(SizeText())
                       ->check(CLI::PositiveNumber)
                       ->type_name("SIZE");
@@ -274,7 +273,6 @@ void AddSizeCommand(CLI::App& app, const Context& context, Action* action) {
   command
       ->add_option("--capacity", arguments->capacities,
                    "With --trace: a size to try; repeatable. Default: doubling until all fits")
-      ->transform(CLI::AsSizeValue(false))
       ->transform(SizeText())
       ->needs(trace)
       ->type_name("SIZE");

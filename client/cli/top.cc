@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,6 +14,7 @@ namespace embcache::cli {
 namespace {
 
 constexpr size_t kBarWidth = 24;
+constexpr size_t kNarrowBarWidth = 10;
 constexpr size_t kModels = 10;
 
 std::string Percent(uint64_t part, uint64_t whole) {
@@ -53,17 +55,23 @@ class Rates {
 std::string TierName(v1::Tier tier) { return v1::Tier_Name(tier); }
 
 // "[####==......]": pinned as '#', otherwise in use as '='.
-std::string Bar(const v1::TierStats& tier) {
+std::string Bar(const v1::TierStats& tier, size_t width) {
   const auto cells = [&](uint64_t bytes) {
     if (tier.capacity_bytes() == 0) return size_t{0};
     const double share = static_cast<double>(bytes) / static_cast<double>(tier.capacity_bytes());
-    return std::min(kBarWidth, static_cast<size_t>(share * kBarWidth + 0.5));
+    return std::min(width, static_cast<size_t>(share * static_cast<double>(width) + 0.5));
   };
   const size_t used = cells(tier.used_bytes());
   const size_t pinned = std::min(used, cells(tier.pinned_bytes()));
   return absl::StrCat("[", std::string(pinned, '#'), std::string(used - pinned, '='),
-                      std::string(kBarWidth - used, '.'), "]");
+                      std::string(width - used, '.'), "]");
 }
+
+// A part of a line, and how it is said where the screen is too narrow for the whole line.
+struct Part {
+  std::string text;
+  std::string brief = text;
+};
 
 class Frame {
  public:
@@ -72,8 +80,23 @@ class Frame {
   void Add(std::string text, bool heading = false) {
     lines_.push_back({Shorten(TerminalText(text), size_.columns), heading});
   }
-  // At most `limit` rows, and what the screen has left.
-  void Add(const Table& table, size_t limit) {
+  // Parts with commas between. If they do not fit they are brief, and those that still do not fit
+  // are left out, but for the first.
+  void Add(const std::vector<Part>& parts) {
+    std::string whole, brief;
+    for (const Part& part : parts) {
+      const char* const comma = whole.empty() ? "" : ", ";
+      absl::StrAppend(&whole, comma, part.text);
+      if (brief.empty() || Width(brief) + 2 + Width(part.brief) <= size_.columns) {
+        absl::StrAppend(&brief, comma, part.brief);
+      }
+    }
+    Add(Width(whole) <= size_.columns ? whole : brief);
+  }
+  // At most `limit` rows, and what the screen has left. The columns named in `dispensable` go first
+  // where the screen is too narrow.
+  void Add(Table table, size_t limit, const std::vector<std::string>& dispensable) {
+    table.FitInto(size_.columns, dispensable);
     std::ostringstream text;
     table.Print(text);
     size_t rows = 0;
@@ -96,18 +119,25 @@ class Frame {
 void AddTotals(Frame& frame, const Rates& rates, const v1::StatsResponse& now) {
   const v1::StatsResponse& before = rates.before();
   const bool serving = !now.draining();
-  frame.Add(absl::StrCat("embcached ", now.version(), ", up ",
-                         absl::FormatDuration(absl::Seconds(now.uptime_ms() / 1000)), ", ",
-                         serving ? "serving" : "DRAINING"));
-  frame.Add(absl::StrCat(
-      "hits ", Percent(now.hits() - before.hits(), now.gets() - before.gets()), " (",
-      Percent(now.hits(), now.gets()), " since start), gets ",
-      rates.Text(before.gets(), now.gets()), ", puts ", rates.Text(before.saves(), now.saves()),
-      ", saved ", Duration(rates.PerSecond(before.saved_us(), now.saved_us()) / 1e6),
-      " of encoding a second (", Duration(static_cast<double>(now.saved_us()) / 1e6), " in all)"));
-  frame.Add(absl::StrCat("sessions ", now.sessions(), ", leases ", now.leases(), ", reservations ",
-                         now.reservations(), ", claims ", now.claims(), ", in quarantine ",
-                         HumanBytes(now.quarantined_bytes())));
+  frame.Add({{absl::StrCat("embcached ", now.version())},
+             {absl::StrCat("up ", absl::FormatDuration(absl::Seconds(now.uptime_ms() / 1000)))},
+             {serving ? "serving" : "DRAINING"}});
+  const std::string hits =
+      absl::StrCat("hits ", Percent(now.hits() - before.hits(), now.gets() - before.gets()));
+  const std::string saved =
+      absl::StrCat("saved ", Duration(rates.PerSecond(before.saved_us(), now.saved_us()) / 1e6));
+  frame.Add({{absl::StrCat(hits, " (", Percent(now.hits(), now.gets()), " since start)"), hits},
+             {absl::StrCat("gets ", rates.Text(before.gets(), now.gets()))},
+             {absl::StrCat("puts ", rates.Text(before.saves(), now.saves()))},
+             {absl::StrCat(saved, " of encoding a second (",
+                           Duration(static_cast<double>(now.saved_us()) / 1e6), " in all)"),
+              saved + "/s"}});
+  frame.Add({{absl::StrCat("sessions ", now.sessions())},
+             {absl::StrCat("leases ", now.leases())},
+             {absl::StrCat("reservations ", now.reservations()),
+              absl::StrCat("reserved ", now.reservations())},
+             {absl::StrCat("claims ", now.claims())},
+             {absl::StrCat("in quarantine ", HumanBytes(now.quarantined_bytes()))}});
 }
 
 void AddTiers(Frame& frame, const Rates& rates, const v1::StatsResponse& now) {
@@ -116,22 +146,28 @@ void AddTiers(Frame& frame, const Rates& rates, const v1::StatsResponse& now) {
   for (const v1::TierStats& tier : now.tiers()) {
     const auto at = before.find(tier.tier());
     const v1::TierStats& old = at != before.end() ? *at->second : v1::TierStats::default_instance();
-    std::string line =
-        absl::StrCat(TierName(tier.tier()), " ", Bar(tier), " ",
-                     Percent(tier.used_bytes(), tier.capacity_bytes()), " of ",
-                     HumanBytes(tier.capacity_bytes()), ", ", tier.entries(), " entries, hits ",
-                     rates.Text(old.hits(), tier.hits()), ", evicted ",
-                     rates.Text(old.evictions_capacity(), tier.evictions_capacity()));
-    if (tier.tier() == v1::L3) {
-      const v1::L3Stats& l3 = now.l3();
-      absl::StrAppend(&line, l3.writable() ? "" : ", NOT WRITABLE", ", queued ", l3.queued_writes(),
-                      ", dropped ", l3.dropped_writes(), ", errors ",
-                      l3.io_errors() + l3.corruptions());
+    const auto head = [&tier](size_t bar_width) {
+      return absl::StrCat(TierName(tier.tier()), " ", Bar(tier, bar_width), " ",
+                          Percent(tier.used_bytes(), tier.capacity_bytes()), " of ",
+                          HumanBytes(tier.capacity_bytes()));
+    };
+    std::vector<Part> parts = {{head(kBarWidth), head(kNarrowBarWidth)}};
+    const v1::L3Stats& l3 = now.l3();
+    const bool disk = tier.tier() == v1::L3;
+    if (disk && !l3.writable()) parts.push_back({"NOT WRITABLE"});
+    parts.push_back({absl::StrCat(tier.entries(), " entries")});
+    parts.push_back({absl::StrCat("hits ", rates.Text(old.hits(), tier.hits()))});
+    parts.push_back({absl::StrCat(
+        "evicted ", rates.Text(old.evictions_capacity(), tier.evictions_capacity()))});
+    if (disk) {
+      parts.push_back({absl::StrCat("queued ", l3.queued_writes())});
+      parts.push_back({absl::StrCat("dropped ", l3.dropped_writes())});
+      parts.push_back({absl::StrCat("errors ", l3.io_errors() + l3.corruptions())});
     } else {
-      absl::StrAppend(&line, ", pinned ", HumanBytes(tier.pinned_bytes()),
-                      absl::StrFormat(", fragmented %.0f%%", 100 * tier.fragmentation()));
+      parts.push_back({absl::StrCat("pinned ", HumanBytes(tier.pinned_bytes()))});
+      parts.push_back({absl::StrFormat("fragmented %.0f%%", 100 * tier.fragmentation())});
     }
-    frame.Add(line);
+    frame.Add(parts);
   }
 }
 
@@ -162,7 +198,7 @@ void AddModels(Frame& frame, const Rates& rates, const v1::StatsResponse& now) {
                absl::StrCat(row.now->entries()), HumanBytes(row.now->bytes())});
   }
   frame.Add("");
-  frame.Add(table, kModels);
+  frame.Add(std::move(table), kModels, {"SAVED A SECOND", "PUTS", "ENTRIES", "BYTES"});
 }
 
 void AddSessions(Frame& frame, const v1::SessionsResponse& response) {
@@ -179,7 +215,8 @@ void AddSessions(Frame& frame, const v1::SessionsResponse& response) {
                absl::FormatDuration(absl::Seconds(session->age_ms() / 1000))});
   }
   frame.Add("");
-  frame.Add(table, sessions.size());
+  frame.Add(std::move(table), sessions.size(),
+            {"RESERVATIONS", "AGE", "ROLE", "LEASES", "STATE", "PID"});
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Outcome {
   int exit_code;
@@ -51,6 +52,31 @@ TEST(CliArgsTest, EveryCommandHasHelp) {
     EXPECT_EQ(outcome.exit_code, kExitOk) << command;
     EXPECT_GT(outcome.out.size(), 100u) << command;
   }
+}
+
+TEST(CliArgsTest, TheHelpOfACommandNamesTheOptionsThatEveryCommandHas) {
+  std::vector<std::vector<std::string>> all = {{"resize"}, {"l3", "verify"}};
+  for (const std::string& command : kCommands) all.push_back({command});
+  for (std::vector<std::string>& arguments : all) {
+    arguments.push_back("--help");
+    const Outcome outcome = RunCtl(arguments);
+    for (const char* option : {"--socket-dir", "--json", "--timeout", "EMBCACHE_SOCKET_DIR"}) {
+      EXPECT_THAT(outcome.out, HasSubstr(option)) << ::testing::PrintToString(arguments);
+    }
+  }
+  EXPECT_THAT(RunCtl({"--help"}).out, Not(HasSubstr("Options of every command")));
+}
+
+TEST(CliArgsTest, SizesAreWrittenAsInTheDaemonsSettings) {
+  for (const char* size : {"536870912", "512MiB", "512mb", "512 M", "524288KiB"}) {
+    const Outcome outcome = RunCtl({"--json", "size", "--distinct-per-hour=1", "--entry", size});
+    EXPECT_EQ(outcome.exit_code, kExitOk) << size << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("\"entry_bytes\":536870912")) << size;
+  }
+  EXPECT_THAT(RunCtl({"resize", "--l1=5XB"}).err,
+              HasSubstr("--l1: \"5XB\": not a size; write 8GiB, 512MiB, 64KiB or plain bytes\n"));
+  EXPECT_THAT(RunCtl({"resize", "--l2=17EiB"}).err, HasSubstr("\"17EiB\": too large"));
+  EXPECT_THAT(RunCtl({"bench", "--bytes=-1"}).err, HasSubstr("\"-1\": not a size"));
 }
 
 TEST(CliArgsTest, WrongCommandLinesExitWithTwoAndSayWhy) {

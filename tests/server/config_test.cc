@@ -8,11 +8,13 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/size_text.h"
 #include "server/config_settings.h"
 
 namespace embcache {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -119,8 +121,13 @@ TEST(ConfigTest, SizesHaveBinaryUnits) {
   EXPECT_EQ(*ParseSize("512MiB"), uint64_t{512} << 20);
   EXPECT_EQ(*ParseSize("8GiB"), uint64_t{8} << 30);
   EXPECT_EQ(*ParseSize("2TiB"), uint64_t{2} << 40);
-  for (const char* bad : {"", "-1", "+1", " 1", "1 ", "1.5GiB", "8G", "8GB", "GiB", "0x10", "1e9",
-                          "18446744073709551616", "99999999999TiB"}) {
+  EXPECT_EQ(*ParseSize("3EiB"), uint64_t{3} << 60);
+  for (const char* same : {"8GB", "8G", "8Gi", "8gib", "8 GiB", " 8GiB ", "8589934592B"}) {
+    EXPECT_EQ(*ParseSize(same), uint64_t{8} << 30) << same;
+  }
+  EXPECT_EQ(*ParseSize("18446744073709551615"), ~uint64_t{0});
+  for (const char* bad : {"", "-1", "+1", "1.5GiB", "GiB", "0x10", "1e9", "8XB", "8GiBB", "8 G i B",
+                          "8bb", "18446744073709551616", "99999999999TiB", "16EiB"}) {
     EXPECT_FALSE(ParseSize(bad).ok()) << bad;
   }
 }
@@ -317,6 +324,36 @@ TEST(ConfigTest, AnAddressForTcpHasAHostAndAPort) {
     EXPECT_EQ(ParseConfig({absl::StrCat("--tcp-address=", bad)}, kHome).exit_code, kExitUsage)
         << bad;
   }
+}
+
+TEST(ConfigTest, TiersAndSegmentsBelowAPageAreRefusedByFlagAndLimit) {
+  ExpectRefused(Parse({"--l1-capacity=1KiB"}), kExitConfig,
+                "embcached: --l1-capacity: \"1KiB\": must be 0 or at least 4KiB\n");
+  ExpectRefused(Parse({"--l2-capacity=4095"}), kExitConfig,
+                "embcached: --l2-capacity: \"4095\": must be 0 or at least 4KiB\n");
+  ExpectRefused(Parse({"--segment-bytes=1KiB"}), kExitConfig,
+                "embcached: --segment-bytes: \"1KiB\": must be 0 or at least 4KiB\n");
+  EXPECT_EQ(Good({"--l1-capacity=4KiB", "--segment-bytes=4KiB"}).l1_capacity_bytes, 4096u);
+}
+
+TEST(ConfigTest, MoreSegmentsThanThereCanBeAreRefused) {
+  ExpectRefused(Parse({"--l1-capacity=1GiB", "--segment-bytes=4KiB"}), kExitConfig,
+                AllOf(HasSubstr("--segment-bytes: l1"), HasSubstr("must be at most 4096")));
+}
+
+TEST(ConfigTest, ACheckRefusesNamesThatNobodyHasAndFilesThatCannotBeRead) {
+  ExpectRefused(Parse({"--check-config", "--socket-owner=no:such"}), kExitUsage,
+                HasSubstr("no:such"));
+  ExpectRefused(Parse({"--check-config", "--socket-owner=no-such-user"}), kExitConfig,
+                "embcached: --socket-owner: no user \"no-such-user\"\n");
+  ExpectRefused(Parse({"--check-config", "--socket-group=no-such-group",
+                       "--tcp-address=127.0.0.1:0", "--tls-cert=/no/cert", "--tls-key=/no/key"}),
+                kExitConfig,
+                AllOf(HasSubstr("--socket-group: no group \"no-such-group\"\n"),
+                      HasSubstr("--tls-cert: cannot read /no/cert: "),
+                      HasSubstr("--tls-key: cannot read /no/key: ")));
+  ExpectRefused(Parse({"--check-config", "--socket-owner=root", "--socket-group=0"}), 0,
+                "the configuration is valid\n");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // Clients that do not read what they are answered: they are bounded, and nobody else notices.
 
+#include <malloc.h>
+
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,13 +25,18 @@ class RpcOverloadTest : public RpcServerTest {
     RpcServerOptions options;
     options.answers = answers;
     Start(std::move(options));
-    auto put = SendPut("a", kValueBytes);
+    PutOne(kValueBytes);
+  }
+
+  // What request_ asks for.
+  void PutOne(size_t bytes) {
+    auto put = SendPut("a", bytes);
     copier_.Await(1);
     copier_.RunAll();
     put->done.WaitForNotification();
     ASSERT_TRUE(put->status.ok()) << put->status.error_message();
     *request_.add_items()->mutable_key() = ProtoKey("a");
-    request_.set_inline_limit(kValueBytes);
+    request_.set_inline_limit(bytes);
   }
 
   grpc::Status Get(uint64_t* bytes = nullptr) {
@@ -114,6 +121,40 @@ TEST_F(RpcOverloadTest, AStopDoesNotWaitForAnybodyToRead) {
   server_->Shutdown(absl::Now() + absl::Milliseconds(100));
   EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
   EXPECT_EQ(server_->unread_bytes(), 0u);
+}
+
+TEST_F(RpcOverloadTest, SmallAnswersThatPileUpAreCountedAndWhoDoesNotReadThemIsCut) {
+  RpcServerOptions options;
+  options.max_in_flight = 16;
+  options.answers = {.total = uint64_t{4} << 20, .patience = absl::ZeroDuration()};
+  Start(std::move(options));
+  UnreadClient slow(socket_);
+  // Many more than its socket takes the answers of.
+  for (int i = 0; i < 20'000; ++i) slow.Call("embcache.v1.Cache/Ping", "");
+  while (!slow.WasCut()) std::this_thread::yield();
+  EXPECT_TRUE(Ping().ok());
+  while (server_->unread_bytes() > 0) std::this_thread::yield();
+}
+
+TEST_F(RpcOverloadTest, AnAnswerThatWaitsToBeReadIsInMemoryOnce) {
+  constexpr uint64_t kAnswers = 25;
+  const auto heap = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  RpcServerOptions options;
+  options.threads = 1;
+  Start(std::move(options));
+  constexpr uint64_t kBytes = 1'000'000;
+  PutOne(kBytes);
+  EXPECT_TRUE(Get().ok());
+  UnreadClient slow(socket_);
+  const uint64_t before = heap();
+  AskMany(&slow, kAnswers);
+  AwaitGets(kAnswers + 1);
+  EXPECT_TRUE(Ping().ok());  // by the same thread, which so has done with those before
+  EXPECT_GE(server_->unread_bytes(), kAnswers * kBytes);
+  EXPECT_LT(heap(), before + kAnswers * kBytes * 3 / 2);
 }
 
 TEST_F(RpcOverloadTest, AHundredSlowReadersAndAsManySilentOnesHurtNobody) {
