@@ -130,6 +130,9 @@ void AddTiers(Frame& frame, const Rates& rates, const v1::StatsResponse& now) {
     } else {
       absl::StrAppend(&line, ", pinned ", HumanBytes(tier.pinned_bytes()),
                       absl::StrFormat(", fragmented %.0f%%", 100 * tier.fragmentation()));
+      if (tier.given_back_bytes() > 0) {
+        absl::StrAppend(&line, ", given back ", HumanBytes(tier.given_back_bytes()));
+      }
     }
     frame.Add(line);
   }
