@@ -168,7 +168,9 @@ TEST_F(IdleShrinkerTest, WithoutMemoryItGrowsLaterAndRarelyWhileItIsUsed) {
   // As soon as one segment can be had the others follow without a pause.
   tier_->result_ = absl::OkStatus();
   EXPECT_EQ(TimeToNext(), absl::Minutes(1));
+  tier_->result_ = absl::ResourceExhaustedError("the engine has the others");
   EXPECT_EQ(TimeToNext(), kTick);
+  EXPECT_EQ(TimeToNext(), absl::Seconds(1));
 }
 
 TEST_F(IdleShrinkerTest, ItDoesNotTryToGrowWhenNobodyUsesItAnyMore) {
