@@ -272,7 +272,7 @@ absl::Status Daemon::OpenSockets() {
   if (config_.l1_idle_after > absl::ZeroDuration()) {
     idle_ = std::make_unique<IdleShrinker>(
         IdleShrinker::Options{config_.l1_idle_after, config_.l1_idle_capacity_bytes},
-        MakeIdleL1(cache_.get(), resizer_.get()), SystemClock());
+        MakeIdleL1(cache_.get(), resizer_.get(), &board_), SystemClock());
   }
   CacheServiceDeps deps;
   deps.cache = cache_.get();

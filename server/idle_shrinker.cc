@@ -16,9 +16,11 @@ constexpr absl::Duration kTimeForOne = absl::Seconds(10);
 
 class IdleL1 : public IdleTier {
  public:
-  IdleL1(TieredCache* cache, Resizer* resizer) : cache_(cache), resizer_(resizer) {}
+  IdleL1(TieredCache* cache, Resizer* resizer, const SegmentBoard* board)
+      : cache_(cache), resizer_(resizer), board_(board) {}
 
   bool usable() const override { return cache_->TierUsable(TierId::kL1); }
+  bool held() const override { return board_->held(); }
   uint64_t uses() const override { return cache_->uses(); }
   uint64_t capacity_bytes() const override { return cache_->capacity_bytes(TierId::kL1); }
   uint64_t segment_bytes() const override { return cache_->segment_bytes(TierId::kL1); }
@@ -36,12 +38,14 @@ class IdleL1 : public IdleTier {
  private:
   TieredCache* const cache_;
   Resizer* const resizer_;
+  const SegmentBoard* const board_;
 };
 
 }  // namespace
 
-std::unique_ptr<IdleTier> MakeIdleL1(TieredCache* cache, Resizer* resizer) {
-  return std::make_unique<IdleL1>(cache, resizer);
+std::unique_ptr<IdleTier> MakeIdleL1(TieredCache* cache, Resizer* resizer,
+                                     const SegmentBoard* board) {
+  return std::make_unique<IdleL1>(cache, resizer, board);
 }
 
 IdleShrinker::IdleShrinker(const Options& options, std::unique_ptr<IdleTier> tier, Clock* clock)
@@ -85,6 +89,7 @@ bool IdleShrinker::Plan(Step* step) {
   const uint64_t uses = tier_->uses();
   step->full = tier_->chosen();
   step->from = tier_->capacity_bytes();
+  const bool held = tier_->held();
   const uint64_t idle_bytes = IdleBytes();
   const uint64_t segment_bytes = tier_->segment_bytes();
   absl::MutexLock lock(&mu_);
@@ -94,6 +99,7 @@ bool IdleShrinker::Plan(Step* step) {
     used_at_ = shrink_at_ = now;
     told_shrink_ = false;
   }
+  if (held) return false;
   step->shrink = now - used_at_ >= options_.after;
   if (step->shrink) {
     if (step->from <= idle_bytes || now < shrink_at_) return false;

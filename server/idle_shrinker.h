@@ -3,10 +3,11 @@
 //
 //   FULL --nobody for `after`--> shrinking --> SHRUNK --a put or a get--> growing --> FULL
 //
-// Both are resizes like an operator's (resizer.h), and nobody waits for them. A shrink that pins or
-// silent clients keep from its end is tried again after a while, and so is a growth for which there
-// is no memory, as long as the cache is used. Growing goes by single segments, so that a part can
-// be had. An operator's resize says anew what FULL is, and counts as a use.
+// Both are resizes like an operator's (resizer.h), and nobody waits for them. A shrink that pins
+// keep from its end is tried again after a while, and so is a growth for which there is no memory,
+// as long as the cache is used. While a client has not given up what went, both wait: that and a
+// new L1 together could be more than L1 may have. Growing goes by single segments, so that a part
+// can be had. An operator's resize says anew what FULL is, and counts as a use.
 //
 // Thread-safe.
 
@@ -21,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/resizer.h"
+#include "server/segment_board.h"
 #include "storage/clock.h"
 #include "storage/tiered_cache.h"
 
@@ -33,6 +35,8 @@ class IdleTier {
 
   // False: its memory is lost, and must not be touched.
   virtual bool usable() const = 0;
+  // Whether a client may still have memory that went.
+  virtual bool held() const = 0;
   virtual uint64_t uses() const = 0;  // see TieredCache
   virtual uint64_t capacity_bytes() const = 0;
   virtual uint64_t segment_bytes() const = 0;
@@ -41,8 +45,9 @@ class IdleTier {
   virtual void Resize(uint64_t capacity_bytes, uint64_t choice, Resizer::Callback done) = 0;
 };
 
-// L1 of `cache`. Both outlive it.
-std::unique_ptr<IdleTier> MakeIdleL1(TieredCache* cache, Resizer* resizer);
+// L1 of `cache`. All outlive it.
+std::unique_ptr<IdleTier> MakeIdleL1(TieredCache* cache, Resizer* resizer,
+                                     const SegmentBoard* board);
 
 class IdleShrinker {
  public:

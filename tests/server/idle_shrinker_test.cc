@@ -23,6 +23,7 @@ constexpr absl::Duration kTick = absl::Milliseconds(100);
 class FakeTier : public IdleTier {
  public:
   bool usable() const override { return usable_; }
+  bool held() const override { return held_; }
   uint64_t uses() const override { return uses_; }
   uint64_t capacity_bytes() const override { return capacity_; }
   uint64_t segment_bytes() const override { return 100; }
@@ -46,6 +47,7 @@ class FakeTier : public IdleTier {
   }
 
   bool usable_ = true;
+  bool held_ = false;
   uint64_t uses_ = 1;
   uint64_t capacity_ = 800;
   uint64_t most_ = 100'000;  // that it can have, as segments come out
@@ -245,6 +247,20 @@ TEST_F(IdleShrinkerTest, WhatAnOperatorsResizeCutShortIsTriedAgainSoon) {
   EXPECT_THAT(Asked(), IsEmpty());
   Pass(absl::Seconds(1));
   EXPECT_THAT(Asked(), ElementsAre(250));
+}
+
+TEST_F(IdleShrinkerTest, WhileAClientHasNotGivenUpWhatWentL1NeitherGrowsNorShrinks) {
+  Pass(kAfter);
+  Asked();
+  tier_->held_ = true;
+  Use();
+  EXPECT_THAT(Asked(), IsEmpty());
+  tier_->held_ = false;
+  Pass(kTick);
+  EXPECT_THAT(Asked(), ElementsAre(350));
+  tier_->held_ = true;
+  Pass(kAfter);
+  EXPECT_THAT(Asked(), IsEmpty());
 }
 
 TEST_F(IdleShrinkerTest, ATierWhoseMemoryIsLostIsLeftAlone) {

@@ -391,7 +391,8 @@ TEST_F(ResizeCallTest, AnIdleL1GivesItsMemoryBackAndTakesItAgain) {
   Start();
   ControlClient client(options_.path);
   client.SayHello(ModernHello());
-  IdleShrinker idle({absl::Minutes(10), 0}, MakeIdleL1(cache_.get(), resizer_.get()), &clock_);
+  IdleShrinker idle({absl::Minutes(10), 0}, MakeIdleL1(cache_.get(), resizer_.get(), &board_),
+                    &clock_);
   for (uint64_t i = 0; i <= kSegment / kPayloadBytes; ++i) Pin(std::to_string(i));
   idle.Tick();
   clock_.Advance(absl::Minutes(10));
@@ -409,9 +410,23 @@ TEST_F(ResizeCallTest, AnIdleL1GivesItsMemoryBackAndTakesItAgain) {
   resizer_->Stop();
 }
 
+TEST_F(ResizeCallTest, WhatASilentClientStillHasIsKnownUntilItAnswers) {
+  options_.segments_patience = absl::ZeroDuration();
+  Start();
+  ControlClient silent(options_.path);
+  silent.SayHello(ModernHello());
+  EXPECT_TRUE(ResizeNow(kSegment)->status.ok());
+  EXPECT_TRUE(board_.held());
+  EXPECT_TRUE(ResizeNow(2 * kSegment)->status.ok());
+  EXPECT_TRUE(board_.held());
+  EXPECT_TRUE(silent.Send(Seen(NextChange(silent).change())));
+  while (board_.held()) std::this_thread::yield();
+}
+
 TEST_F(ResizeCallTest, AUseEndsTheWaitForPinsOfAnIdleL1) {
   Start();
-  IdleShrinker idle({absl::Minutes(10), 0}, MakeIdleL1(cache_.get(), resizer_.get()), &clock_);
+  IdleShrinker idle({absl::Minutes(10), 0}, MakeIdleL1(cache_.get(), resizer_.get(), &board_),
+                    &clock_);
   std::vector<ReadHandle> pins;
   for (uint64_t i = 0; i <= kSegment / kPayloadBytes; ++i) pins.push_back(Pin(std::to_string(i)));
   while (cache_->AwaitShrunk(TierId::kL1, absl::InfinitePast())) {
