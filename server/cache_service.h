@@ -23,6 +23,7 @@
 #include "server/claim_table.h"
 #include "server/claiming_lookup.h"
 #include "server/event_stream.h"
+#include "server/idle_shrinker.h"
 #include "server/session_registry.h"
 #include "storage/clock.h"
 #include "storage/latency_histogram.h"
@@ -46,6 +47,7 @@ struct CacheServiceDeps {
   GpuDevice* device = nullptr;  // whose memory L1 is; nullptr: it is host memory
   ClaimLimits claims;
   size_t max_watchers = 64;
+  IdleShrinker* idle = nullptr;  // nullptr: L1 is never shrunk for want of use
 };
 
 // What latencies are kept of.

@@ -191,6 +191,11 @@ void CacheService::Stats(const CallContext& context, const v1::StatsRequest& req
   if (deps_.device != nullptr) {
     DeviceToProto(*deps_.device, deps_.cache->TierUsable(TierId::kL1), response->mutable_device());
   }
+  if (deps_.idle != nullptr) {
+    for (v1::TierStats& tier : *response->mutable_tiers()) {
+      if (tier.tier() == v1::L1) tier.set_given_back_bytes(deps_.idle->given_back_bytes());
+    }
+  }
   const RegistryStats sessions = deps_.registry->GetStats();
   response->set_sessions(sessions.sessions);
   response->set_leases(sessions.leases);

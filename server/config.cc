@@ -271,6 +271,23 @@ std::vector<std::string> MemoryFaults(const Config& config) {
   return faults;
 }
 
+// L1 could not have less than a granule of device memory, and whether it will be that is not known.
+constexpr uint64_t kLeastIdleBytes = uint64_t{2} << 20;
+
+std::optional<std::string> IdleFault(const Config& config) {
+  const uint64_t bytes = config.l1_idle_capacity_bytes;
+  if (bytes == 0) return std::nullopt;
+  if (config.l1_idle_after == absl::ZeroDuration()) {
+    return "--l1-idle-capacity: only with --l1-idle-after";
+  }
+  if (bytes < kLeastIdleBytes || bytes > config.l1_capacity_bytes) {
+    return absl::StrCat("--l1-idle-capacity: ", FormatSize(bytes), "; must be 0, or ",
+                        FormatSize(kLeastIdleBytes), " to --l1-capacity, which is ",
+                        FormatSize(config.l1_capacity_bytes));
+  }
+  return std::nullopt;
+}
+
 // Faults that no single setting has.
 std::vector<std::string> CrossFaults(const Config& config) {
   std::vector<std::string> faults;
@@ -284,6 +301,7 @@ std::vector<std::string> CrossFaults(const Config& config) {
     faults.push_back("--l1-capacity, --l2-capacity: at least one must be above 0");
   }
   for (std::string& fault : MemoryFaults(config)) faults.push_back(std::move(fault));
+  if (std::optional<std::string> fault = IdleFault(config)) faults.push_back(*std::move(fault));
   for (std::string& fault : TcpFaults(config)) faults.push_back(std::move(fault));
   return faults;
 }

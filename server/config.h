@@ -52,7 +52,9 @@ struct Config {
   // Memory.
   std::string device = "auto";
   uint64_t l1_capacity_bytes = uint64_t{1} << 30;
-  uint64_t l1_max_entries = 0;  // 0 = no bound but the bytes
+  uint64_t l1_max_entries = 0;                          // 0 = no bound but the bytes
+  absl::Duration l1_idle_after = absl::ZeroDuration();  // 0 = never
+  uint64_t l1_idle_capacity_bytes = 0;                  // 0 = one segment
   uint64_t l2_capacity_bytes = 0;
   uint64_t l2_max_entries = 0;
   uint64_t segment_bytes = 0;  // 0 = by the tier's size

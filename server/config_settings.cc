@@ -299,6 +299,11 @@ std::vector<Setting> PlaceAndMemorySettings() {
            "memory of the first tier, reserved at start; 0 = no such tier"),
       Count("l1-max-entries", &Config::l1_max_entries, 0, uint64_t{1} << 40,
             "entries in L1; 0 = bound by bytes alone"),
+      Time(
+          "l1-idle-after", &Config::l1_idle_after, absl::ZeroDuration(), absl::Hours(24 * 7),
+          "without a put or a get for so long, L1 gives memory back until the next one; 0 = never"),
+      Size("l1-idle-capacity", &Config::l1_idle_capacity_bytes, 0, kMaxMemoryBytes,
+           "what L1 keeps then; 0 = one segment"),
       Size("l2-capacity", &Config::l2_capacity_bytes, 0, kMaxMemoryBytes,
            "memory of the second tier, reserved at start; 0 = no such tier"),
       Count("l2-max-entries", &Config::l2_max_entries, 0, uint64_t{1} << 40,

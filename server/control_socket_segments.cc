@@ -120,9 +120,12 @@ void ControlSocket::SweepDepartures() {
                    : "they are freed here, and the system's again when it unmaps them or ends");
       }
     }
-    return !device;
+    if (!device) departure.segments.clear();
+    return false;
   });
-  if (options_.board != nullptr) options_.board->Report(segments_version_, in_time);
+  if (options_.board != nullptr) {
+    options_.board->Report(segments_version_, in_time, departures_.size());
+  }
 }
 
 }  // namespace embcache

@@ -247,6 +247,13 @@ absl::Status Daemon::OpenCache() {
 
 absl::Status Daemon::OpenSockets() {
   history_ = std::make_unique<StatsHistory>(cache_.get(), SystemClock());
+  resizer_ = std::make_unique<Resizer>(cache_.get(), &board_,
+                                       [this](TierId tier) { return FreeBytes(tier); });
+  if (config_.l1_idle_after > absl::ZeroDuration()) {
+    idle_ = std::make_unique<IdleShrinker>(
+        IdleShrinker::Options{config_.l1_idle_after, config_.l1_idle_capacity_bytes},
+        MakeIdleL1(cache_.get(), resizer_.get(), &board_), SystemClock());
+  }
   CacheServiceDeps deps;
   deps.cache = cache_.get();
   deps.registry = registry_.get();
@@ -261,9 +268,8 @@ absl::Status Daemon::OpenSockets() {
   deps.claims.max_wait = config_.max_wait;
   deps.claims.max_claims_per_session = config_.max_claims_per_session;
   deps.claims.max_waiters = config_.max_waiters;
+  deps.idle = idle_.get();
   cache_service_ = std::make_unique<CacheService>(std::move(deps));
-  resizer_ = std::make_unique<Resizer>(cache_.get(), &board_,
-                                       [this](TierId tier) { return FreeBytes(tier); });
   admin_service_ = std::make_unique<AdminService>(AdminServiceDeps{
       cache_.get(), registry_.get(), [this] { Drain(); },
       [this](absl::string_view model) { cache_service_->EpochAdvanced(model); }, resizer_.get()});
@@ -388,7 +394,11 @@ WelcomeInfo Daemon::MakeWelcome() const {
   info.limits.set_inline_limit(config_.inline_limit_bytes);
   info.limits.set_max_leases(limits.max_leases);
   info.limits.set_max_pinned_bytes(limits.max_pinned_bytes);
-  info.limits.set_max_entry_bytes(cache_->max_entry_bytes());
+  // While L1 is shrunk for want of use this is what it will take: a client asks once.
+  const uint64_t comes_back =
+      idle_ == nullptr ? 0
+                       : std::min(cache_->segment_bytes(TierId::kL1), idle_->given_back_bytes());
+  info.limits.set_max_entry_bytes(std::max(cache_->max_entry_bytes(), comes_back));
   info.limits.set_reservation_ttl_ms(
       static_cast<uint64_t>(absl::ToInt64Milliseconds(config_.reservation_ttl)));
   info.limits.set_lease_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(config_.lease_ttl)));
@@ -411,6 +421,7 @@ bool Daemon::drained() const {
 void Daemon::Tick() {
   cache_->Tick();
   history_->Tick();
+  if (idle_ != nullptr && !draining_) idle_->Tick();
   absl::AnyInvocable<void()> asked;
   {
     absl::MutexLock lock(&asked_mu_);
@@ -473,8 +484,9 @@ absl::Status Daemon::Stop() {
   rpc_.reset();
   flushed.Update(FlushL3());
   admin_service_.reset();
-  resizer_.reset();
   cache_service_.reset();
+  idle_.reset();
+  resizer_.reset();
   device_guard.reset();                         // what it gives up, it tells the cache
   if (device_ != nullptr) device_->OnLost({});  // freeing its memory may be what finds out
   device_guard.emplace(device_.get(), kDevicePatience, &device_given_up_);

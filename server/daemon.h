@@ -28,6 +28,7 @@
 #include "server/control_socket.h"
 #include "server/heap_trimmer.h"
 #include "server/http_endpoint.h"
+#include "server/idle_shrinker.h"
 #include "server/operator_pages.h"
 #include "server/resizer.h"
 #include "server/rpc_server.h"
@@ -120,6 +121,7 @@ class Daemon {
   std::unique_ptr<SessionRegistry> registry_;
   SegmentBoard board_;
   std::unique_ptr<Resizer> resizer_;
+  std::unique_ptr<IdleShrinker> idle_;  // null without --l1-idle-after
   std::unique_ptr<CacheService> cache_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::thread claim_timer_;

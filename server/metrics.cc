@@ -94,6 +94,9 @@ void WriteTiers(PrometheusText& page, const v1::StatsResponse& stats,
   };
   gauge("embcache_tier_capacity_bytes", "Size of each tier.",
         [](const v1::TierStats& tier) { return tier.capacity_bytes(); });
+  gauge("embcache_tier_given_back_bytes",
+        "Beside its size: given back for want of use, and taken again at the next one.",
+        [](const v1::TierStats& tier) { return tier.given_back_bytes(); });
   gauge("embcache_tier_used_bytes", "Bytes taken; of L3 everything in its directory.",
         [](const v1::TierStats& tier) { return tier.used_bytes(); });
   gauge("embcache_tier_pinned_bytes",

@@ -18,6 +18,8 @@ constexpr absl::Duration kLongestWait = absl::Minutes(10);
 // a quarter.
 constexpr absl::Duration kTimeForTheRest = absl::Seconds(2);
 constexpr int kPartForTheRest = 4;
+// How often a wait that may turn out not to be worth it is looked at.
+constexpr absl::Duration kGlance = absl::Milliseconds(100);
 
 absl::Time WaitForPinsUntil(absl::Time deadline) {
   const absl::Time now = absl::Now();
@@ -33,6 +35,8 @@ Resizer::Resizer(TieredCache* cache, SegmentBoard* board,
     : cache_(cache),
       board_(board),
       free_bytes_(std::move(free_bytes)),
+      chosen_{Choice{cache->capacity_bytes(TierId::kL1)},
+              Choice{cache->capacity_bytes(TierId::kL2)}},
       thread_([this] { Run(); }) {}
 
 Resizer::~Resizer() { Stop(); }
@@ -57,34 +61,73 @@ void Resizer::Resize(TierId tier, uint64_t capacity_bytes, absl::Time deadline, 
       refused = absl::AbortedError("another resize is under way");
     } else {
       busy_ = true;
-      next_ = Request{tier, capacity_bytes, deadline, std::move(done)};
+      next_ = Request{tier, capacity_bytes, deadline, std::move(done), std::nullopt, {}};
     }
   }
   if (!refused.ok()) done(std::move(refused));
 }
 
+void Resizer::ResizeForNow(TierId tier, ForNow wanted, Callback done) {
+  absl::Status refused;
+  {
+    absl::MutexLock lock(&mu_);
+    if (stopped_) {
+      refused = absl::UnavailableError("the daemon is stopping");
+    } else if (busy_ || busy_for_now_) {
+      refused = absl::AbortedError("another resize is under way");
+    } else {
+      busy_for_now_ = true;
+      next_for_now_ =
+          Request{tier,          wanted.capacity_bytes,          wanted.deadline, std::move(done),
+                  wanted.choice, std::move(wanted.worth_waiting)};
+    }
+  }
+  if (!refused.ok()) done(std::move(refused));
+}
+
+Resizer::Choice Resizer::chosen(TierId tier) const {
+  absl::MutexLock lock(&mu_);
+  return chosen_[static_cast<size_t>(tier)];
+}
+
+Resizer::Taken Resizer::Take() {
+  absl::MutexLock lock(&mu_);
+  const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return next_.has_value() || next_for_now_.has_value() || stopped_;
+  };
+  mu_.Await(absl::Condition(&something));
+  Taken taken;
+  taken.request.swap(next_.has_value() ? next_ : next_for_now_);
+  if (stopped_) {
+    taken.refused = absl::UnavailableError("the daemon is stopping");
+  } else if (taken.request->choice.has_value() &&
+             chosen_[static_cast<size_t>(taken.request->tier)].number != *taken.request->choice) {
+    taken.refused = absl::AbortedError("an operator has chosen another capacity");
+  }
+  return taken;
+}
+
 void Resizer::Run() {
   pthread_setname_np(pthread_self(), "resize");
   while (true) {
-    std::optional<Request> request;
-    bool stopped = false;
+    Taken taken = Take();
+    if (!taken.request.has_value()) return;
+    Request& request = *taken.request;
+    const uint64_t before = cache_->capacity_bytes(request.tier);
+    absl::StatusOr<Resized> resized =
+        taken.refused.ok() ? Do(request) : absl::StatusOr<Resized>(taken.refused);
+    const uint64_t after = cache_->capacity_bytes(request.tier);
     {
       absl::MutexLock lock(&mu_);
-      const auto something = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-        return next_.has_value() || stopped_;
-      };
-      mu_.Await(absl::Condition(&something));
-      request.swap(next_);
-      stopped = stopped_;
+      if (request.choice.has_value()) {
+        busy_for_now_ = false;
+      } else {
+        busy_ = false;
+        Choice& chosen = chosen_[static_cast<size_t>(request.tier)];
+        if (resized.ok() || after != before) chosen = {after, chosen.number + 1};
+      }
     }
-    if (!request.has_value()) return;
-    absl::StatusOr<Resized> resized = absl::UnavailableError("the daemon is stopping");
-    if (!stopped) resized = Do(*request);
-    {
-      absl::MutexLock lock(&mu_);
-      busy_ = false;
-    }
-    request->done(std::move(resized));
+    request.done(std::move(resized));
   }
 }
 
@@ -118,7 +161,20 @@ absl::Status Resizer::Grow(const Request& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Resizer::Resized> Resizer::Do(const Request& request) {
+void Resizer::AwaitShrunk(Request& request) {
+  const absl::Time until = WaitForPinsUntil(request.deadline);
+  if (!request.choice.has_value()) {
+    cache_->AwaitShrunk(request.tier, until);
+    return;
+  }
+  while (!cache_->AwaitShrunk(request.tier, std::min(until, absl::Now() + kGlance))) {
+    if (absl::Now() >= until || !request.worth_waiting()) return;
+    absl::MutexLock lock(&mu_);
+    if (next_.has_value() || stopped_) return;
+  }
+}
+
+absl::StatusOr<Resizer::Resized> Resizer::Do(Request& request) {
   const TierId tier = request.tier;
   Resized resized;
   resized.previous_bytes = cache_->capacity_bytes(tier);
@@ -127,7 +183,7 @@ absl::StatusOr<Resizer::Resized> Resizer::Do(const Request& request) {
   TieredCache::Shrunk shrunk;
   if (request.capacity_bytes < resized.previous_bytes) {
     cache_->StartShrink(tier, request.capacity_bytes);
-    cache_->AwaitShrunk(tier, WaitForPinsUntil(request.deadline));
+    AwaitShrunk(request);
     shrunk = cache_->EndShrink(tier);
     board_->AwaitReleased(cache_->segments_version());
     shrunk.gone.clear();
@@ -136,8 +192,9 @@ absl::StatusOr<Resizer::Resized> Resizer::Do(const Request& request) {
   if (request.capacity_bytes > cache_->capacity_bytes(tier)) grown = Grow(request);
   resized.capacity_bytes = cache_->capacity_bytes(tier);
   if (resized.capacity_bytes != resized.previous_bytes) {
-    spdlog::info("{}: resized from {} to {} bytes; {} were asked for", std::string(TierName(tier)),
-                 resized.previous_bytes, resized.capacity_bytes, request.capacity_bytes);
+    spdlog::log(request.choice.has_value() ? spdlog::level::debug : spdlog::level::info,
+                "{}: resized from {} to {} bytes; {} were asked for", std::string(TierName(tier)),
+                resized.previous_bytes, resized.capacity_bytes, request.capacity_bytes);
   }
   if (shrunk.pinned_entries > 0) {
     return absl::FailedPreconditionError(

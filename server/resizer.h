@@ -8,11 +8,15 @@
 // as a smaller one, once the memory is free. So there is never more allocated than the larger of
 // the old and the new capacity.
 //
+// What an operator asks for is what the tier is meant to have: chosen(). The daemon may take less
+// for a while (ResizeForNow; see idle_shrinker.h), and gives way to an operator in that.
+//
 // Thread-safe.
 
 #ifndef EMBCACHE_SERVER_RESIZER_H_
 #define EMBCACHE_SERVER_RESIZER_H_
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <thread>
@@ -47,6 +51,24 @@ class Resizer {
   // See Admin.Resize. `done` is called once, on the resizer's thread or inside this call.
   void Resize(TierId tier, uint64_t capacity_bytes, absl::Time deadline, Callback done);
 
+  // What an operator gave the tier last, or the start did. Each time it has another number.
+  struct Choice {
+    uint64_t capacity_bytes = 0;
+    uint64_t number = 0;
+  };
+  Choice chosen(TierId tier) const;
+
+  struct ForNow {
+    uint64_t capacity_bytes = 0;
+    uint64_t choice = 0;  // the number of chosen()
+    absl::Time deadline;
+    // Asked while pins are waited for; false ends the wait.
+    absl::AnyInvocable<bool()> worth_waiting;
+  };
+  // The same without a choice. An operator's resize does not wait for its pins, and goes first.
+  // ABORTED, too: an operator has chosen anew since.
+  void ResizeForNow(TierId tier, ForNow wanted, Callback done);
+
   // Cuts the call under way short, refuses later ones, ends the thread. Idempotent.
   void Stop();
 
@@ -56,10 +78,18 @@ class Resizer {
     uint64_t capacity_bytes;
     absl::Time deadline;
     Callback done;
+    std::optional<uint64_t> choice;  // of ResizeForNow
+    absl::AnyInvocable<bool()> worth_waiting;
+  };
+  struct Taken {
+    std::optional<Request> request;  // none: stopped
+    absl::Status refused;
   };
 
   void Run();
-  absl::StatusOr<Resized> Do(const Request& request);
+  Taken Take();
+  absl::StatusOr<Resized> Do(Request& request);
+  void AwaitShrunk(Request& request);
   absl::Status CheckRequest(const Request& request, uint64_t previous);
   absl::Status Grow(const Request& request);
 
@@ -67,9 +97,12 @@ class Resizer {
   SegmentBoard* const board_;
   absl::AnyInvocable<absl::StatusOr<uint64_t>(TierId)> free_bytes_;  // of the thread
 
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   std::optional<Request> next_ ABSL_GUARDED_BY(mu_);
   bool busy_ ABSL_GUARDED_BY(mu_) = false;  // with next_, or with the one before
+  std::optional<Request> next_for_now_ ABSL_GUARDED_BY(mu_);
+  bool busy_for_now_ ABSL_GUARDED_BY(mu_) = false;
+  std::array<Choice, kMemoryTiers> chosen_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };

@@ -15,11 +15,18 @@ namespace embcache {
 class SegmentBoard {
  public:
   // Every session has been told of the segments as of `version` (TieredCache::segments_version),
-  // and `awaited` sets of segments that went are still waited for, in time.
-  void Report(uint64_t version, size_t awaited) {
+  // and `awaited` sets of segments that went are still waited for, in time. `held`: with those that
+  // are late, and may be mapped somewhere.
+  void Report(uint64_t version, size_t awaited, size_t held) {
     absl::MutexLock lock(&mu_);
     version_ = version;
     awaited_ = awaited;
+    held_ = held;
+  }
+
+  bool held() const {
+    absl::MutexLock lock(&mu_);
+    return held_ > 0;
   }
 
   // Both return when it is so, or after Stop.
@@ -45,9 +52,10 @@ class SegmentBoard {
   }
 
  private:
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   uint64_t version_ ABSL_GUARDED_BY(mu_) = 0;
   size_t awaited_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t held_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 

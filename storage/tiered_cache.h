@@ -214,6 +214,11 @@ class TieredCache {
   uint64_t capacity_bytes(TierId tier) const;
   // A tier's capacity is 0 or at least so much.
   uint64_t granularity(TierId tier) const;
+  // The most that a segment of the tier has which comes from now on; 0: it never had one.
+  uint64_t segment_bytes(TierId tier) const;
+  // Another number whenever somebody has put or got something, also without a call (as of the last
+  // Tick), with success or without.
+  uint64_t uses() const;
   // Whether L1 is memory of a device, that is, whether Place makes a difference.
   bool l1_on_device() const { return l1_on_device_; }
   // The tier's memory cannot be used any more (its device is lost): its entries are gone, its

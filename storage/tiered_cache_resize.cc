@@ -270,6 +270,11 @@ uint64_t TieredCache::granularity(TierId id) const {
   return (id == TierId::kL1 ? deps_.l1_memory : deps_.l2_memory)->granularity();
 }
 
+uint64_t TieredCache::segment_bytes(TierId id) const {
+  absl::MutexLock lock(&mu_);
+  return TierOf(id).segment_bytes;
+}
+
 uint64_t TieredCache::capacity_bytes(TierId id) const {
   absl::MutexLock lock(&mu_);
   return TierOf(id).memory.capacity_bytes();

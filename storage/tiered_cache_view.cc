@@ -141,6 +141,11 @@ std::vector<TieredCache::SegmentInfo> TieredCache::Segments() const {
   return segments;
 }
 
+uint64_t TieredCache::uses() const {
+  absl::MutexLock lock(&mu_);
+  return totals_.gets + next_reservation_ + totals_.rejected_puts;
+}
+
 uint64_t TieredCache::max_entry_bytes() const {
   absl::MutexLock lock(&mu_);
   return std::max(tiers_[0].memory.max_entry_bytes(), tiers_[1].memory.max_entry_bytes());

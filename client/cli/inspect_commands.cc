@@ -85,6 +85,12 @@ void PrintTiers(std::ostream& out, const v1::StatsResponse& stats) {
                absl::StrFormat("%.0f%%", 100 * tier.fragmentation())});
   }
   table.Print(out);
+  for (const v1::TierStats& tier : stats.tiers()) {
+    if (tier.given_back_bytes() == 0) continue;
+    out << client::TierName(FromProto(tier.tier())) << " has given back "
+        << HumanBytes(tier.given_back_bytes()) << " for want of use; the next one takes it to "
+        << HumanBytes(tier.capacity_bytes() + tier.given_back_bytes()) << '\n';
+  }
 }
 
 void PrintStats(std::ostream& out, const v1::StatsResponse& stats, const StatArguments& show) {

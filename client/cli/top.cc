@@ -166,6 +166,9 @@ void AddTiers(Frame& frame, const Rates& rates, const v1::StatsResponse& now) {
     } else {
       parts.push_back({absl::StrCat("pinned ", HumanBytes(tier.pinned_bytes()))});
       parts.push_back({absl::StrFormat("fragmented %.0f%%", 100 * tier.fragmentation())});
+      if (tier.given_back_bytes() > 0) {
+        parts.push_back({absl::StrCat("given back ", HumanBytes(tier.given_back_bytes()))});
+      }
     }
     frame.Add(parts);
   }

@@ -159,6 +159,7 @@
           `${count(l3.dropped_writes)} dropped`, `${count(l3.io_errors + l3.corruptions)} errors`);
       } else {
         facts.push(`${bytes(tier.pinned_bytes)} pinned`, `${Math.round(100 * tier.fragmentation)}\u202f% fragmented`);
+        if (tier.given_back_bytes > 0) facts.push(`${bytes(tier.given_back_bytes)} given back`);
       }
       box.querySelector("p").textContent = facts.join(" · ");
       return box;

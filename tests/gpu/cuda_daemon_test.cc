@@ -256,6 +256,25 @@ TEST_F(CudaDaemonTest, DeviceMemoryOfASessionThatNeverAnswersIsFreedWhenItEnds) 
   while (fakecuda_used_bytes(0) != used - 4 * kMiB) std::this_thread::yield();
 }
 
+TEST_F(CudaDaemonTest, WhileIdleTheEngineMayTakeDeviceMemoryAndTheDaemonWaitsForIt) {
+  config_.segment_bytes = 2 * kMiB;
+  config_.l1_idle_after = absl::Milliseconds(500);
+  Start();
+  const uint64_t used = fakecuda_used_bytes(0);
+  ASSERT_EQ(PutInline("a", Pattern(100'000, 1)).status().code(), kOk);
+  while (fakecuda_used_bytes(0) != used - 6 * kMiB) std::this_thread::yield();
+  fakecuda_set_vram(0, used - 6 * kMiB);  // the engine has taken the rest
+  const uint64_t asked = Calls("cuMemGetInfo");
+  while (Calls("cuMemGetInfo") < asked + 2) {
+    EXPECT_TRUE(Get(nullptr, "a", 100'000).inline_() == Pattern(100'000, 1));
+  }
+  EXPECT_EQ(Stats().tiers(0).given_back_bytes(), 6 * kMiB);
+  fakecuda_set_vram(0, kVramBytes);
+  while (fakecuda_used_bytes(0) != used) {
+    EXPECT_TRUE(Get(nullptr, "a", 100'000).inline_() == Pattern(100'000, 1));
+  }
+}
+
 TEST_F(CudaDaemonTest, AStopFreesNothingThatASessionHasNotGivenUp) {
   config_.segment_bytes = 2 * kMiB;
   fakecuda_set_strict(1);  // freeing what the other process has open aborts

@@ -318,6 +318,19 @@ TEST(ConfigTest, TcpIsEncryptedUnlessAskedForByName) {
   EXPECT_EQ(exit_code({"--insecure-tcp"}), kExitConfig);
 }
 
+TEST(ConfigTest, WhatL1KeepsWhileIdleIsAPartOfIt) {
+  const std::string after = "--l1-idle-after=10m";
+  EXPECT_TRUE(Parse({after}).run);
+  EXPECT_TRUE(Parse({after, "--l1-idle-capacity=1GiB"}).run);
+  EXPECT_TRUE(Parse({after, "--l1-idle-capacity=2MiB"}).run);
+  ExpectRefused(Parse({after, "--l1-idle-capacity=2GiB"}), kExitConfig,
+                "embcached: --l1-idle-capacity: 2GiB; must be 0, or 2MiB to --l1-capacity, which "
+                "is 1GiB\n");
+  ExpectRefused(Parse({after, "--l1-idle-capacity=1MiB"}), kExitConfig, HasSubstr("2MiB to"));
+  ExpectRefused(Parse({"--l1-idle-capacity=2MiB"}), kExitConfig,
+                HasSubstr("only with --l1-idle-after"));
+}
+
 TEST(ConfigTest, AnAddressForTcpHasAHostAndAPort) {
   for (const char* bad :
        {"7070", ":7070", "host:", "host:port", "host:65536", "::1:7070", "[]:1"}) {

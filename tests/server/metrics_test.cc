@@ -44,6 +44,7 @@ TEST(MetricsTest, CountsAndGaugesComeFromStats) {
   tier->set_pinned_bytes(4096);
   tier->set_fragmentation(0.25);
   tier->set_evictions_expired(3);
+  tier->set_given_back_bytes(8192);
   const std::string page = Metrics().Render(input);
   EXPECT_EQ(Value(page, "embcache_build_info{version=\"1.2.3\"}"), "1");
   EXPECT_EQ(Value(page, "embcache_gets_total{model=\"vit\",result=\"hit\"}"), "7");
@@ -52,6 +53,7 @@ TEST(MetricsTest, CountsAndGaugesComeFromStats) {
   EXPECT_EQ(Value(page, "embcache_misses_total{reason=\"mismatch\"}"), "2");
   EXPECT_EQ(Value(page, "embcache_encode_saved_seconds_total{model=\"vit\"}"), "0.0105");
   EXPECT_EQ(Value(page, "embcache_tier_pinned_bytes{tier=\"L1\"}"), "4096");
+  EXPECT_EQ(Value(page, "embcache_tier_given_back_bytes{tier=\"L1\"}"), "8192");
   EXPECT_EQ(Value(page, "embcache_tier_fragmentation_ratio{tier=\"L1\"}"), "0.25");
   EXPECT_EQ(Value(page, "embcache_evictions_total{tier=\"L1\",reason=\"expired\"}"), "3");
 }

@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "server/admin_service.h"
 #include "server/control_socket.h"
+#include "server/idle_shrinker.h"
 #include "server/resizer.h"
 #include "server/segment_board.h"
 #include "tests/server/cache_fixture.h"
@@ -107,6 +108,19 @@ class ResizeCallTest : public CacheFixture {
     return call;
   }
 
+  // Without a deadline for its pins.
+  std::unique_ptr<Call> ResizeForNow(uint64_t bytes, uint64_t choice) {
+    auto call = std::make_unique<Call>();
+    resizer_->ResizeForNow(
+        TierId::kL1,
+        {bytes, choice, absl::InfiniteFuture(), [this] { return worth_waiting_.load(); }},
+        [call = call.get()](absl::StatusOr<Resizer::Resized> resized) {
+          call->status = resized.status();
+          call->done.Notify();
+        });
+    return call;
+  }
+
   static v1::SegmentsChanged NextChange(ControlClient& client) {
     const auto packet = client.Receive();
     EXPECT_TRUE(packet.has_value() && packet->has_segments_changed());
@@ -116,6 +130,7 @@ class ResizeCallTest : public CacheFixture {
   std::string dir_;
   ControlSocketOptions options_;
   std::atomic<uint64_t> free_ = uint64_t{1} << 40;
+  std::atomic<bool> worth_waiting_ = true;
   SessionRegistry registry_;
   SegmentBoard board_;
   std::unique_ptr<ControlSocket> control_;
@@ -316,6 +331,122 @@ TEST_F(ResizeCallTest, OneAtATimeAndForAdministrators) {
   EXPECT_TRUE(first->status.ok()) << first->status;
 }
 
+TEST_F(ResizeCallTest, WhatIsForNowDoesNotChangeWhatIsChosen) {
+  Start();
+  EXPECT_EQ(resizer_->chosen(TierId::kL1).capacity_bytes, 2 * kSegment);
+  auto shrunk = ResizeForNow(kSegment, 0);
+  shrunk->done.WaitForNotification();
+  EXPECT_TRUE(shrunk->status.ok()) << shrunk->status;
+  EXPECT_EQ(cache_->capacity_bytes(TierId::kL1), kSegment);
+  EXPECT_EQ(resizer_->chosen(TierId::kL1).capacity_bytes, 2 * kSegment);
+  EXPECT_EQ(resizer_->chosen(TierId::kL1).number, 0u);
+  // An operator may choose what it happens to have.
+  EXPECT_TRUE(ResizeNow(kSegment)->status.ok());
+  EXPECT_EQ(resizer_->chosen(TierId::kL1).capacity_bytes, kSegment);
+  EXPECT_EQ(resizer_->chosen(TierId::kL1).number, 1u);
+  free_ = 0;
+  EXPECT_FALSE(ResizeNow(4 * kSegment)->status.ok());
+  EXPECT_EQ(resizer_->chosen(TierId::kL1).number, 1u) << "nothing changed";
+}
+
+TEST_F(ResizeCallTest, WhatIsForNowAndWasMeantForAnotherChoiceIsAborted) {
+  Start();
+  EXPECT_TRUE(ResizeNow(3 * kSegment)->status.ok());
+  auto late = ResizeForNow(kSegment, 0);
+  late->done.WaitForNotification();
+  EXPECT_EQ(late->status.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(cache_->capacity_bytes(TierId::kL1), 3 * kSegment);
+}
+
+TEST_F(ResizeCallTest, AnOperatorDoesNotWaitForPinsThatSomethingForNowWaitsFor) {
+  Start();
+  std::vector<ReadHandle> pins;
+  for (uint64_t i = 0; i <= kSegment / kPayloadBytes; ++i) pins.push_back(Pin(std::to_string(i)));
+  auto for_now = ResizeForNow(kSegment, 0);
+  while (cache_->AwaitShrunk(TierId::kL1, absl::InfinitePast())) std::this_thread::yield();
+  auto another = ResizeForNow(kSegment, 0);
+  another->done.WaitForNotification();
+  EXPECT_EQ(another->status.code(), absl::StatusCode::kAborted);
+  EXPECT_FALSE(for_now->done.HasBeenNotified());
+  auto operators = ResizeNow(4 * kSegment);
+  EXPECT_TRUE(operators->status.ok()) << operators->status;
+  EXPECT_TRUE(for_now->done.HasBeenNotified());
+  EXPECT_EQ(for_now->status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(resizer_->chosen(TierId::kL1).capacity_bytes, 4 * kSegment);
+}
+
+TEST_F(ResizeCallTest, WhatIsForNowDoesNotWaitForPinsLongerThanItIsWorth) {
+  Start();
+  std::vector<ReadHandle> pins;
+  for (uint64_t i = 0; i <= kSegment / kPayloadBytes; ++i) pins.push_back(Pin(std::to_string(i)));
+  auto call = ResizeForNow(kSegment, 0);
+  while (cache_->AwaitShrunk(TierId::kL1, absl::InfinitePast())) std::this_thread::yield();
+  worth_waiting_ = false;
+  call->done.WaitForNotification();
+  EXPECT_EQ(call->status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(cache_->capacity_bytes(TierId::kL1), 2 * kSegment);
+}
+
+TEST_F(ResizeCallTest, AnIdleL1GivesItsMemoryBackAndTakesItAgain) {
+  Start();
+  ControlClient client(options_.path);
+  client.SayHello(ModernHello());
+  IdleShrinker idle({absl::Minutes(10), 0}, MakeIdleL1(cache_.get(), resizer_.get(), &board_),
+                    &clock_);
+  for (uint64_t i = 0; i <= kSegment / kPayloadBytes; ++i) Pin(std::to_string(i));
+  idle.Tick();
+  clock_.Advance(absl::Minutes(10));
+  idle.Tick();
+  const v1::SegmentsChanged went = NextChange(client);
+  ASSERT_EQ(went.removed_size(), 1);
+  EXPECT_TRUE(client.Send(Seen(went.change())));
+  while (idle.given_back_bytes() != kSegment) std::this_thread::yield();
+  EXPECT_EQ(cache_->capacity_bytes(TierId::kL1), kSegment);
+  cache_->Lookup(Key("absent"), {}, [](absl::StatusOr<LookupResult>) {});
+  idle.Tick();
+  EXPECT_EQ(NextChange(client).added_size(), 1);
+  while (idle.given_back_bytes() != 0) std::this_thread::yield();
+  EXPECT_EQ(cache_->capacity_bytes(TierId::kL1), 2 * kSegment);
+  resizer_->Stop();
+}
+
+TEST_F(ResizeCallTest, WhatASilentClientStillHasIsKnownUntilItAnswers) {
+  options_.segments_patience = absl::ZeroDuration();
+  Start();
+  ControlClient silent(options_.path);
+  silent.SayHello(ModernHello());
+  EXPECT_TRUE(ResizeNow(kSegment)->status.ok());
+  EXPECT_TRUE(board_.held());
+  EXPECT_TRUE(ResizeNow(2 * kSegment)->status.ok());
+  EXPECT_TRUE(board_.held());
+  EXPECT_TRUE(silent.Send(Seen(NextChange(silent).change())));
+  while (board_.held()) std::this_thread::yield();
+}
+
+TEST_F(ResizeCallTest, AUseEndsTheWaitForPinsOfAnIdleL1) {
+  Start();
+  IdleShrinker idle({absl::Minutes(10), 0}, MakeIdleL1(cache_.get(), resizer_.get(), &board_),
+                    &clock_);
+  std::vector<ReadHandle> pins;
+  for (uint64_t i = 0; i <= kSegment / kPayloadBytes; ++i) pins.push_back(Pin(std::to_string(i)));
+  while (cache_->AwaitShrunk(TierId::kL1, absl::InfinitePast())) {
+    clock_.Advance(absl::Minutes(10));
+    idle.Tick();
+    std::this_thread::yield();
+  }
+  cache_->Lookup(Key("absent"), {}, [](absl::StatusOr<LookupResult>) {});
+  while (!cache_->AwaitShrunk(TierId::kL1, absl::InfinitePast())) std::this_thread::yield();
+  EXPECT_EQ(cache_->capacity_bytes(TierId::kL1), 2 * kSegment);
+  // Later it is tried again.
+  pins.clear();
+  while (idle.given_back_bytes() != kSegment) {
+    clock_.Advance(absl::Minutes(1));
+    idle.Tick();
+    std::this_thread::yield();
+  }
+  resizer_->Stop();
+}
+
 TEST_F(ResizeCallTest, AStopDoesNotWaitForPins) {
   Start();
   std::vector<ReadHandle> pins;
@@ -325,6 +456,17 @@ TEST_F(ResizeCallTest, AStopDoesNotWaitForPins) {
   resizer_->Stop();
   EXPECT_TRUE(call->done.HasBeenNotified());
   EXPECT_EQ(ResizeNow(4 * kSegment)->status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ResizeForNow(kSegment, 0)->status.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(ResizeCallTest, AStopDoesNotWaitForThePinsOfWhatIsForNow) {
+  Start();
+  std::vector<ReadHandle> pins;
+  for (uint64_t i = 0; i <= kSegment / kPayloadBytes; ++i) pins.push_back(Pin(std::to_string(i)));
+  auto call = ResizeForNow(kSegment, 0);
+  while (cache_->AwaitShrunk(TierId::kL1, absl::InfinitePast())) std::this_thread::yield();
+  resizer_->Stop();
+  EXPECT_TRUE(call->done.HasBeenNotified());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/fast/embcache_fast.h"
@@ -109,6 +110,29 @@ TEST_F(FastPathTest, HitsAreCountedLikeThoseOfCalls) {
   EXPECT_EQ(stats.memory[0].hits, 11u);
   EXPECT_EQ(stats.saved_us, 11'000u);
   cache_->CheckInvariants();
+}
+
+TEST_F(FastPathTest, PutsGetsAndHitsWithoutACallAreUsesAndNothingElseIs) {
+  Start(8);
+  uint64_t uses = cache_->uses();
+  const auto used = [&] { return std::exchange(uses, cache_->uses()) != uses; };
+  ASSERT_TRUE(Put("a", 1).ok());
+  EXPECT_TRUE(used());
+  EXPECT_FALSE(Put("b", 9).ok());
+  EXPECT_TRUE(used()) << "a put that is refused, too";
+  Get("a");
+  EXPECT_TRUE(used());
+  Get("absent");
+  EXPECT_TRUE(used());
+  FastReader reader(cache_.get());
+  EXPECT_TRUE(reader.Hits("a"));
+  cache_->Tick();
+  EXPECT_TRUE(used());
+  cache_->Tick();
+  cache_->GetStats(/*per_model=*/true);
+  EXPECT_TRUE(cache_->Contains(TestKey("a")).has_value());
+  ASSERT_TRUE(*Delete(TestKey("a")));
+  EXPECT_FALSE(used());
 }
 
 TEST_F(FastPathTest, MoreTouchesThanTheRingHoldsAreCountedAllTheSame) {

@@ -785,13 +785,14 @@ class TierOccupancy(_message.Message):
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., entries: _Optional[int] = ...) -> None: ...
 
 class TierStats(_message.Message):
-    __slots__ = ["capacity_bytes", "entries", "evictions_capacity", "evictions_epoch", "evictions_expired", "fragmentation", "hits", "pinned_bytes", "reserved_bytes", "tier", "used_bytes"]
+    __slots__ = ["capacity_bytes", "entries", "evictions_capacity", "evictions_epoch", "evictions_expired", "fragmentation", "given_back_bytes", "hits", "pinned_bytes", "reserved_bytes", "tier", "used_bytes"]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     EVICTIONS_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     EVICTIONS_EPOCH_FIELD_NUMBER: _ClassVar[int]
     EVICTIONS_EXPIRED_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTATION_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_BACK_BYTES_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -803,12 +804,13 @@ class TierStats(_message.Message):
     evictions_epoch: int
     evictions_expired: int
     fragmentation: float
+    given_back_bytes: int
     hits: int
     pinned_bytes: int
     reserved_bytes: int
     tier: Tier
     used_bytes: int
-    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., entries: _Optional[int] = ..., hits: _Optional[int] = ..., fragmentation: _Optional[float] = ..., evictions_capacity: _Optional[int] = ..., evictions_expired: _Optional[int] = ..., evictions_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., entries: _Optional[int] = ..., hits: _Optional[int] = ..., fragmentation: _Optional[float] = ..., evictions_capacity: _Optional[int] = ..., evictions_expired: _Optional[int] = ..., evictions_epoch: _Optional[int] = ..., given_back_bytes: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ["after_sequence", "epoch", "model", "no_snapshot"]
