@@ -74,6 +74,7 @@ void AdminService::Clear(const CallContext& context, const v1::ClearRequest& req
   if (models.empty()) return done(absl::OkStatus());
   auto* call = new ClearCall(models.size(), response, std::move(done));
   for (const std::string& model : models) {
+    if (deps_.epoch_advancing) deps_.epoch_advancing(model);
     deps_.cache->AdvanceEpoch(
         model, [call](absl::StatusOr<uint64_t> epoch) { call->ModelDone(epoch.status()); });
     if (deps_.epoch_advanced) deps_.epoch_advanced(model);

@@ -242,6 +242,20 @@ std::vector<std::string> TcpFaults(const Config& config) {
   return {};
 }
 
+std::vector<std::string> SharedTierFaults(const Config& config) {
+  if (config.shared_tier.empty()) return {};
+  std::vector<std::string> faults;
+  if (config.shared_namespace.empty()) {
+    faults.push_back(
+        "--shared-tier: needs --shared-namespace. Whoever shares a namespace promises to have the "
+        "same weights behind the same model names, so name it after them and change it with them");
+  }
+  if (!config.shared_user.empty() && config.shared_password_file.empty()) {
+    faults.push_back("--shared-user: needs --shared-password-file");
+  }
+  return faults;
+}
+
 // Faults that no single setting has.
 std::vector<std::string> CrossFaults(const Config& config) {
   std::vector<std::string> faults;
@@ -254,6 +268,7 @@ std::vector<std::string> CrossFaults(const Config& config) {
   if (config.l1_capacity_bytes == 0 && config.l2_capacity_bytes == 0) {
     faults.push_back("--l1-capacity, --l2-capacity: at least one must be above 0");
   }
+  for (std::string& fault : SharedTierFaults(config)) faults.push_back(std::move(fault));
   for (std::string& fault : TcpFaults(config)) faults.push_back(std::move(fault));
   return faults;
 }
