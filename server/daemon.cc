@@ -279,6 +279,11 @@ absl::Status Daemon::OpenShared() {
   options.threads = static_cast<int>(config_.shared_threads);
   options.queue_entries = config_.shared_queue_entries;
   options.queue_bytes = config_.shared_queue_bytes;
+  if (store_ != nullptr) {
+    for (auto& [model, epoch] : store_->ModelEpochs()) {
+      if (epoch > 0) options.not_shared.push_back(model);
+    }
+  }
   shared_ = std::make_unique<SharedTier>(options, cache_.get(), SystemClock());
   spdlog::info("shared tier: {}, namespace {}", config_.shared_tier, config_.shared_namespace);
   return absl::OkStatus();

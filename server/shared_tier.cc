@@ -31,12 +31,11 @@ SharedTier::SharedTier(const SharedTierOptions& options, TieredCache* cache, con
       stop_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       circuit_(options.timeout) {
   EMB_CHECK(static_cast<bool>(stop_fd_));
-  for (const ModelStats& model : cache_->GetStats(/*per_model=*/true).models) {
-    if (model.model_epoch == 0) continue;
+  for (const std::string& model : options_.not_shared) {
     absl::MutexLock lock(&mu_);
-    closed_.emplace(model.model, false);
-    spdlog::warn("shared tier: model \"{}\" is not shared by this node: its epoch is {}",
-                 model.model, model.model_epoch);
+    closed_.emplace(model, false);
+    spdlog::warn("shared tier: model \"{}\" is not shared by this node, for it has had an epoch",
+                 model);
   }
   absl::MutexLock lock(&stop_mu_);
   for (int i = 0; i < options_.threads; ++i) {

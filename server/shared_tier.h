@@ -64,6 +64,8 @@ struct SharedTierOptions {
   // Writes waiting: the newest is dropped when either bound is reached.
   uint64_t queue_entries = 4096;
   uint64_t queue_bytes = uint64_t{1} << 30;
+  // Models that have had an epoch before: which weights this namespace means is not known.
+  std::vector<std::string> not_shared;
 };
 
 struct SharedTierStats {

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "server/cache_service.h"
@@ -118,12 +119,16 @@ class SharedTierFixture : public CacheFixture {
   bool InRedis(const std::string& name) const {
     return redis_->data().count(SharedName(SharedKey(name))) > 0;
   }
-  // The next reads of Redis wait until the returned function is called.
+  // The next reads of Redis are answered with what is there when they come, but only when the
+  // returned function is called; and that nothing is closed.
   std::function<void()> HoldReads() {
     auto released = std::make_shared<absl::Notification>();
-    redis_->OnCommand([released](const Command& command) -> std::optional<Answer> {
-      if (command[0] == "GETRANGE") released->WaitForNotification();
-      return std::nullopt;
+    redis_->OnCommand([this, released](const Command& command) -> std::optional<Answer> {
+      if (command[0] == "EXISTS") return Answer{":0\r\n"};
+      if (command[0] != "GETRANGE") return std::nullopt;
+      const std::string value = redis_->data()[command[1]];
+      released->WaitForNotification();
+      return Answer{absl::StrCat("$", value.size(), "\r\n", value, "\r\n")};
     });
     return [released] { released->Notify(); };
   }
