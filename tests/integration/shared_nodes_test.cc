@@ -116,8 +116,8 @@ TEST_F(SharedNodesTest, AStopDoesNotWaitForAServerThatHangs) {
   EXPECT_EQ(a.daemon().Wait(), 0);
 }
 
-TEST_F(SharedNodesTest, APasswordIsUsed) {
-  redis_.Ask("ACL SETUSER node on '>secret' '~embcache:*' +@all");
+TEST_F(SharedNodesTest, AUserWithTheRightsThatTheDocumentationNamesIsEnough) {
+  redis_.Ask("ACL SETUSER node on '>secret' '~embcache:1:*' +getrange +set +exists +unlink");
   redis_.Ask("CONFIG SET requirepass other");
   const std::string file = directory_ + "/password";
   std::ofstream(file) << "secret\n";
@@ -126,6 +126,10 @@ TEST_F(SharedNodesTest, APasswordIsUsed) {
   ASSERT_TRUE(a.Put(1, 7));
   redis_.AwaitAnswer("--no-auth-warning -a other DBSIZE", "1");
   EXPECT_TRUE(b.Has(1, 7));
+  ASSERT_TRUE(a.client().Delete(MakeKey(1)).ok());
+  redis_.AwaitAnswer("--no-auth-warning -a other DBSIZE", "0");
+  ASSERT_TRUE(a.client().AdvanceEpoch("model").ok());
+  redis_.AwaitAnswer("--no-auth-warning -a other DBSIZE", "1");
 }
 
 // A Cluster of two, half of the slots each.

@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "server/shared_circuit.h"
 #include "tests/server/shared_tier_fixture.h"
+#include "tests/unit/manual_copy_engine.h"
 
 namespace embcache {
 namespace {
@@ -34,6 +35,32 @@ TEST_F(SharedTierFailureTest, GetsBehindOthersThatHangWaitNoLongerEither) {
   std::vector<std::unique_ptr<Call>> calls;
   for (int i = 0; i < 50; ++i) calls.push_back(StartGet(std::to_string(i)));
   for (const auto& call : calls) EXPECT_EQ(call->result().verdict(), Result::MISS);
+}
+
+TEST_F(SharedTierFailureTest, WhoWaitsIsToldInTimeAlsoWhenTheReaderIsStuckAndTheValueIsDropped) {
+  ManualCopyEngine copier;  // copies nothing until told to
+  TieredCacheOptions cache_options;
+  cache_options.l1.capacity_bytes = uint64_t{1} << 20;
+  auto cache = TieredCache::Create(cache_options, {.clock = &clock_,
+                                                   .executor = &executor_,
+                                                   .copier = &copier,
+                                                   .l1_memory = &memory_,
+                                                   .l2_memory = &memory_});
+  ASSERT_TRUE(cache.ok()) << cache.status();
+  options_.timeout = absl::Seconds(2);
+  SharedTier tier(options_, cache->get(), SystemClock());
+  KeepInRedis("a");
+  absl::Notification told;
+  ASSERT_TRUE(tier.Ask(SharedKey("a"), [&] { told.Notify(); }));
+  told.WaitForNotification();
+  if (copier.pending() > 0) {  // unless this machine is too slow to come so far in time
+    EXPECT_FALSE(tier.Ask(SharedKey("a"), [] {})) << "a flight that nobody ends is not joined";
+  }
+  while (tier.GetStats().late + tier.GetStats().failed == 0) {
+    copier.RunAll();
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE((*cache)->Contains(SharedKey("a")).has_value());
 }
 
 TEST_F(SharedTierFailureTest, AServerThatFailsIsLeftAloneAndTriedAgain) {

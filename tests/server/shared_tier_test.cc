@@ -253,6 +253,16 @@ TEST_F(SharedTierTest, WhatIsRemovedHereIsRemovedThere) {
   EXPECT_FALSE(InRedis("b"));
 }
 
+TEST_F(SharedTierTest, WhatAPutTooLargeForTheCacheWasToReplaceIsRemovedThereToo) {
+  KeepInRedis("a");
+  v1::PutRequest request;
+  *request.add_items() = ProtoItem("a", cache_->max_entry_bytes() + 1);
+  auto put = CallHandler(service_.get(), &CacheService::Put, request);
+  EXPECT_NE(put.response.results(0).status().code(), 0);
+  Await([](const SharedTierStats& stats) { return stats.removals == 1; });
+  EXPECT_FALSE(InRedis("a"));
+}
+
 TEST_F(SharedTierTest, AnEntryThatLeftBeforeItsTurnIsNotWritten) {
   // The writer is busy with something else until "a" is deleted and put again.
   absl::Notification go_on;
