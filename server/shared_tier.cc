@@ -54,6 +54,7 @@ void SharedTier::Stop() {
     stopping_ = true;
     for (auto& [key, flight] : flights_) CancelLocked(flight.get(), &owed);
     eventfd_write(stop_fd_.get(), 1);
+    unread_due_.SignalAll();
     timer_due_.SignalAll();
     work_due_.SignalAll();
   }
@@ -101,6 +102,7 @@ bool SharedTier::Ask(const CacheKey& key, Callback done) {
   if (deadlines_.empty()) timer_due_.Signal();
   deadlines_.insert({flight->deadline, flight.get()});
   unread_.push_back(flight);
+  unread_due_.Signal();
   flights_.emplace(key, std::move(flight));
   return true;
 }
@@ -158,11 +160,7 @@ void SharedTier::Learn(const absl::Status& status, absl::string_view model) {
 
 std::shared_ptr<SharedTier::Flight> SharedTier::NextFlight() {
   absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(
-      +[](SharedTier* self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(self->mu_) {
-        return self->stopping_ || !self->unread_.empty();
-      },
-      this));
+  while (!stopping_ && unread_.empty()) unread_due_.Wait(&mu_);
   if (stopping_) return nullptr;
   std::shared_ptr<Flight> flight = std::move(unread_.front());
   unread_.pop_front();

@@ -174,6 +174,7 @@ class SharedTier {
   const UniqueFd stop_fd_;  // an eventfd, readable from Stop on
 
   mutable absl::Mutex mu_;
+  absl::CondVar unread_due_;
   absl::CondVar timer_due_;
   absl::CondVar work_due_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
