@@ -114,6 +114,7 @@ void AdminService::Clear(const CallContext& context, const v1::ClearRequest& req
                              response, std::move(done));
   if (models.empty()) return call->Answer();
   for (const std::string& model : models) {
+    if (deps_.epoch_advancing) deps_.epoch_advancing(model);
     deps_.cache->AdvanceEpoch(
         model, [call](absl::StatusOr<uint64_t> epoch) { call->ModelDone(epoch.status()); });
     if (deps_.epoch_advanced) deps_.epoch_advanced(model);

@@ -23,6 +23,8 @@ struct AdminServiceDeps {
   // Told of every model that Clear has cleared; may be empty. Must return at once.
   absl::AnyInvocable<void(absl::string_view) const> epoch_advanced;
   Resizer* resizer = nullptr;
+  // The same as epoch_advanced, before.
+  absl::AnyInvocable<void(absl::string_view) const> epoch_advancing;
 };
 
 class AdminService {

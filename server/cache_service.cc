@@ -174,11 +174,12 @@ class CacheService::GetCall final : public BatchCall {
     if (!key.ok()) return Found(i, InField("items", i, "key", key.status()));
     auto expect = ExpectationsFromProto(item.expect());
     if (!expect.ok()) return Found(i, InField("items", i, "", expect.status()));
-    if (claiming_) {
+    if (claiming_ || service_->SharedFor(context_) != nullptr) {
       return service_->StartClaimingLookup(context_, request_, *std::move(key), *std::move(expect),
                                            place_, [this, i](ClaimingLookup::Answer answer) {
                                              auto found = std::move(answer.found);
-                                             claims_[static_cast<size_t>(i)] = std::move(answer);
+                                             if (claiming_)
+                                               claims_[static_cast<size_t>(i)] = std::move(answer);
                                              Found(i, std::move(found));
                                            });
     }
@@ -298,7 +299,7 @@ void CacheService::Pop(const CallContext& context, const v1::PopRequest& request
   if (!place.ok()) return done(place.status());
   deps_.cache->Pop(
       *key,
-      [this, context, result = response->mutable_result()](LookupResult found) {
+      [this, context, key = *key, result = response->mutable_result()](LookupResult found) {
         if (found.hit()) {
           FillHit(context, std::move(found.handle), found.source, /*inline_limit=*/0, "", result);
         } else {
@@ -306,7 +307,9 @@ void CacheService::Pop(const CallContext& context, const v1::PopRequest& request
           result->set_reason(MissReasonToProto(found.reason));
         }
         // Over its quota the session gets an error, and the entry stays.
-        return result->verdict() == v1::GetResult::HIT;
+        const bool taken = result->verdict() == v1::GetResult::HIT;
+        if (taken && deps_.shared != nullptr) deps_.shared->Removing(key);
+        return taken;
       },
       [timer = std::move(timer), done = std::move(done)](absl::Status status) mutable {
         timer.Stop();
@@ -350,10 +353,11 @@ void CacheService::Contains(const CallContext& context, const v1::ContainsReques
 
 class CacheService::DeleteCall final : public BatchCall {
  public:
-  DeleteCall(TieredCache* cache, const v1::DeleteRequest& request, v1::DeleteResponse* response,
-             LatencyTimer timer, Done done)
+  DeleteCall(TieredCache* cache, SharedTier* shared, const v1::DeleteRequest& request,
+             v1::DeleteResponse* response, LatencyTimer timer, Done done)
       : BatchCall(std::move(timer), std::move(done)),
         cache_(cache),
+        shared_(shared),
         request_(request),
         response_(response) {
     for (int i = 0; i < request.keys_size(); ++i) response->add_results();
@@ -362,6 +366,7 @@ class CacheService::DeleteCall final : public BatchCall {
   void StartItem(int i) {
     absl::StatusOr<CacheKey> key = KeyFromProto(request_.keys(i));
     if (!key.ok()) return Deleted(i, InField("keys", i, "", key.status()));
+    if (shared_ != nullptr) shared_->Removing(*key);
     cache_->Delete(*key, [this, i](absl::StatusOr<bool> existed) { Deleted(i, existed); });
   }
 
@@ -377,6 +382,7 @@ class CacheService::DeleteCall final : public BatchCall {
   }
 
   TieredCache* const cache_;
+  SharedTier* const shared_;
   const v1::DeleteRequest& request_;
   v1::DeleteResponse* const response_;
 };
@@ -387,8 +393,8 @@ void CacheService::Delete(const CallContext& context, const v1::DeleteRequest& r
   absl::Status status = CheckBatch("keys", request.keys_size());
   if (status.ok()) status = RequireWriter(context);
   if (!status.ok()) return done(std::move(status));
-  BatchCall::Begin(std::make_unique<DeleteCall>(deps_.cache, request, response, std::move(timer),
-                                                std::move(done)),
+  BatchCall::Begin(std::make_unique<DeleteCall>(deps_.cache, deps_.shared, request, response,
+                                                std::move(timer), std::move(done)),
                    request.keys_size());
 }
 
@@ -401,6 +407,7 @@ void CacheService::AdvanceEpoch(const CallContext& context, const v1::AdvanceEpo
         absl::StrCat("model: ", request.model().size(), " bytes; must be 1 to ", kMaxModelBytes)));
   }
   const std::string model = request.model();  // the request may go with the answer
+  EpochAdvancing(model);
   deps_.cache->AdvanceEpoch(model, [response, timer = std::move(timer), done = std::move(done)](
                                        absl::StatusOr<uint64_t> epoch) mutable {
     if (epoch.ok()) response->set_model_epoch(*epoch);

@@ -25,6 +25,7 @@
 #include "server/event_stream.h"
 #include "server/idle_shrinker.h"
 #include "server/session_registry.h"
+#include "server/shared_tier.h"
 #include "storage/clock.h"
 #include "storage/latency_histogram.h"
 #include "storage/tiered_cache.h"
@@ -48,6 +49,7 @@ struct CacheServiceDeps {
   ClaimLimits claims;
   size_t max_watchers = 64;
   IdleShrinker* idle = nullptr;  // nullptr: L1 is never shrunk for want of use
+  SharedTier* shared = nullptr;  // nullptr: there is none
 };
 
 // What latencies are kept of.
@@ -136,7 +138,8 @@ class CacheService {
   void Drain();
   bool draining() const { return draining_.load(std::memory_order_relaxed); }
 
-  // The model's epoch was advanced in the cache by another way than AdvanceEpoch.
+  // The model's epoch will be, and was, advanced in the cache by another way than AdvanceEpoch.
+  void EpochAdvancing(absl::string_view model);
   void EpochAdvanced(absl::string_view model);
 
   // Ends claims and waits that are past their time; returns after Drain. For a thread of its own.
@@ -177,6 +180,14 @@ class CacheService {
   void StartClaimingLookup(const CallContext& context, const v1::GetRequest& request, CacheKey key,
                            std::vector<TensorExpectation> expect, Place place,
                            ClaimingLookup::Callback done);
+  // One that fits no tier is refused, and what the cache has of its key goes; so it must there.
+  void UnshareTooLarge(const embcache::ReserveRequest& request);
+  // A client's entry has been committed.
+  void ShareStored(const EntryInfo& info, uint64_t generation) {
+    if (deps_.shared != nullptr) deps_.shared->Stored(info, generation);
+  }
+  // Whom to ask for what the cache has not; nullptr: nobody.
+  SharedTier* SharedFor(const CallContext& context) const;
   // A put that named `claim` (0: none) has failed.
   void FailClaim(const CallContext& context, ClaimId claim);
 

@@ -15,14 +15,17 @@ void CacheService::StartClaimingLookup(const CallContext& context, const v1::Get
   const absl::Duration listens = context.deadline == absl::InfiniteFuture()
                                      ? absl::InfiniteDuration()
                                      : context.deadline - deps_.clock->Now();
+  const uint64_t wanted_ms = request.on_miss() == v1::ON_MISS_RETURN ? 0 : request.wait_ms();
   const auto wait_ms = static_cast<int64_t>(
-      std::min<uint64_t>(request.wait_ms(), absl::ToInt64Milliseconds(absl::Hours(24))));
+      std::min<uint64_t>(wanted_ms, absl::ToInt64Milliseconds(absl::Hours(24))));
   const absl::Duration wait =
       std::min({absl::Milliseconds(wait_ms), claims_.limits().max_wait, listens});
   ClaimingLookup::Start({.cache = deps_.cache,
                          .registry = deps_.registry,
                          .claims = &claims_,
-                         .long_wait = wait > absl::ZeroDuration() ? context.long_wait : nullptr},
+                         .long_wait = wait > absl::ZeroDuration() ? context.long_wait : nullptr,
+                         .shared = SharedFor(context),
+                         .shared_wait = context.long_wait},
                         {.key = std::move(key),
                          .session = context.session,
                          .may_claim = request.on_miss() == v1::ON_MISS_CLAIM,
@@ -51,6 +54,14 @@ void CacheService::FailClaim(const CallContext& context, ClaimId claim) {
   if (claim == 0 || !context.session.has_value()) return;
   ClaimTable::Wakes wakes;
   claims_.Fail(claim, *context.session, &wakes);
+}
+
+SharedTier* CacheService::SharedFor(const CallContext& context) const {
+  return context.caller == Caller::kNetwork ? nullptr : deps_.shared;
+}
+
+void CacheService::EpochAdvancing(absl::string_view model) {
+  if (deps_.shared != nullptr) deps_.shared->CloseModel(model);
 }
 
 void CacheService::EpochAdvanced(absl::string_view model) {

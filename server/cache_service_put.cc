@@ -58,6 +58,13 @@ absl::Status CheckCudaSource(const v1::PutItem& item, const TensorLayout& layout
 
 }  // namespace
 
+void CacheService::UnshareTooLarge(const embcache::ReserveRequest& request) {
+  if (deps_.shared == nullptr) return;
+  const uint64_t charge = request.layout.payload_bytes +
+                          ChargedHeapBytes(request.key, request.layout, request.metadata);
+  if (charge > deps_.cache->max_entry_bytes()) deps_.shared->Removing(request.key);
+}
+
 // --- Put -----------------------------------------------------------------------------------------
 
 class CacheService::PutCall final : public BatchCall {
@@ -177,6 +184,7 @@ void CacheService::PutCall::Finish(int i, ReservationId id, const absl::Status& 
   const std::shared_ptr<const EntryInfo> info = committed->info();
   const uint64_t generation = committed->generation();
   committed->Reset();  // a pin must not outlive the call
+  service_->ShareStored(*info, generation);
   Stored(i, info->key, generation);
 }
 
@@ -198,6 +206,7 @@ void CacheService::PutCall::StartImport(int i, ReserveRequest reserve) {
     from += tensor.bytes;
   }
   const uint64_t payload = reserve.layout.payload_bytes;
+  service_->UnshareTooLarge(reserve);
   deps.cache->Reserve(std::move(reserve), [this, i, copy, payload, cache = deps.cache,
                                            device =
                                                deps.device](absl::StatusOr<ReservedPlace> place) {
@@ -228,6 +237,7 @@ void CacheService::PutCall::StartItem(int i) {
   absl::Status fits = CheckInline(item, reserve->layout, service_->deps_.limits.inline_limit);
   if (!fits.ok()) return Failed(i, InField("items", i, "", fits));
   TieredCache* const cache = service_->deps_.cache;
+  service_->UnshareTooLarge(*reserve);
   std::vector<TensorSpec> tensors = reserve->layout.tensors;
   cache->Reserve(*std::move(reserve), [this, i, cache, tensors = std::move(tensors)](
                                           absl::StatusOr<ReservedPlace> place) mutable {
@@ -288,6 +298,7 @@ class CacheService::ReserveCall final : public BatchCall {
                                                         .metadata = reserve->metadata,
                                                         .encode_cost_us = reserve->encode_cost_us});
     }
+    service_->UnshareTooLarge(*reserve);
     const uint64_t bytes = reserve->layout.payload_bytes;
     if (bytes > cache_->max_entry_bytes()) {
       // Takes no range, so no quota: the cache refuses it, and drops the value it was to replace.
@@ -385,6 +396,7 @@ void CacheService::Commit(const CallContext& context, const v1::CommitRequest& r
       StatusToProto(handle.status(), result->mutable_status());
       continue;
     }
+    ShareStored(*handle->info(), handle->generation());
     wakes.push_back(claims_.Stored(handle->info()->key));
     result->set_generation(handle->generation());
     if (!request.keep_lease()) continue;

@@ -61,6 +61,12 @@ std::optional<ClaimTable::Outcome> ClaimTable::Join(const Request& request, Call
   return std::nullopt;
 }
 
+bool ClaimTable::IsClaimed(const CacheKey& key) const {
+  absl::MutexLock lock(&mu_);
+  const auto found = keys_.find(key);
+  return found != keys_.end() && found->second->claim != 0;
+}
+
 uint64_t ClaimTable::ClaimsOfLocked(const Token& session) const {
   const auto it = sessions_.find(session);
   return it == sessions_.end() ? 0 : it->second.claims.size();

@@ -128,6 +128,8 @@ class ClaimTable {
   // Whoever has the claim already is answered with it again.
   std::optional<Outcome> Join(const Request& request, Callback callback);
 
+  bool IsClaimed(const CacheKey& key) const;
+
   // `key` has been committed, by whomever: its claim is over, everybody looks again.
   [[nodiscard]] Wakes Stored(const CacheKey& key);
 

@@ -24,17 +24,29 @@ void ClaimingLookup::Found(absl::StatusOr<LookupResult> found) {
     return Missed({.found = std::move(found)});
   }
   if (found->hit()) {
-    // With a claim: somebody stored it between the first look and the claim.
-    if (claim_ != 0) const ClaimTable::Wakes wakes = deps_.claims->Stored(request_.key);
+    // With a claim: somebody stored it between the first look and the claim. From the shared tier:
+    // nobody else says that it is stored.
+    if (claim_ != 0 || shared_asked_)
+      const ClaimTable::Wakes wakes = deps_.claims->Stored(request_.key);
     return Finish({.found = std::move(found)});
   }
+  const bool mismatch = found->reason == MissReason::kMismatch;
+  if (mismatch && deps_.shared != nullptr) deps_.shared->Removing(request_.key);
   if (claim_ != 0) return Missed({.found = std::move(found), .claim = claim_});
   reason_ = found->reason;
+  if (!mismatch && AskShared()) return;
   // Before, for once joined the call may be answered at any time.
   if (deps_.long_wait != nullptr) deps_.long_wait->Begin();
   auto outcome =
       deps_.claims->Join(request_, [this](ClaimTable::Outcome later) { Joined(std::move(later)); });
   if (outcome.has_value()) Joined(*std::move(outcome));
+}
+
+bool ClaimingLookup::AskShared() {
+  if (deps_.shared == nullptr || std::exchange(shared_asked_, true)) return false;
+  if (deps_.claims->IsClaimed(request_.key)) return false;  // it is being encoded here
+  if (deps_.shared_wait != nullptr) deps_.shared_wait->Begin();
+  return deps_.shared->Ask(request_.key, [this] { Look(); });
 }
 
 void ClaimingLookup::Joined(ClaimTable::Outcome outcome) {

@@ -1,6 +1,7 @@
 // ClaimingLookup: one key of a Get that, when the cache has it not, claims it or waits for whoever
-// does. It owns itself from Start to its answer, and counts one hit or one miss: a hit if it ends
-// with the value, at once or after a wait, else a miss.
+// does. Before, it asks the shared tier, if there is one. It owns itself from Start to its answer,
+// and counts one hit or one miss: a hit if it ends with the value, at once or after a wait, else a
+// miss.
 
 #ifndef EMBCACHE_SERVER_CLAIMING_LOOKUP_H_
 #define EMBCACHE_SERVER_CLAIMING_LOOKUP_H_
@@ -13,6 +14,7 @@
 #include "server/call_context.h"
 #include "server/claim_table.h"
 #include "server/session_registry.h"
+#include "server/shared_tier.h"
 #include "storage/tiered_cache.h"
 
 namespace embcache {
@@ -32,7 +34,9 @@ class ClaimingLookup {
     TieredCache* cache = nullptr;
     SessionRegistry* registry = nullptr;
     ClaimTable* claims = nullptr;
-    LongWait* long_wait = nullptr;  // told before a wait; may be nullptr
+    LongWait* long_wait = nullptr;    // told before a wait; may be nullptr
+    SharedTier* shared = nullptr;     // may be nullptr
+    LongWait* shared_wait = nullptr;  // told before it is asked; may be nullptr
   };
 
   static void Start(const Deps& deps, ClaimTable::Request request,
@@ -49,6 +53,8 @@ class ClaimingLookup {
 
   void Look();
   void Found(absl::StatusOr<LookupResult> found);
+  // Whether it is asked, and will look again.
+  bool AskShared();
   void Joined(ClaimTable::Outcome outcome);
   void Missed(Answer answer);
   void Finish(Answer answer);
@@ -59,6 +65,7 @@ class ClaimingLookup {
   const Place place_;
   Callback done_;
   ClaimId claim_ = 0;
+  bool shared_asked_ = false;
   MissReason reason_ = MissReason::kAbsent;
 };
 

@@ -288,6 +288,20 @@ std::optional<std::string> IdleFault(const Config& config) {
   return std::nullopt;
 }
 
+std::vector<std::string> SharedTierFaults(const Config& config) {
+  if (config.shared_tier.empty()) return {};
+  std::vector<std::string> faults;
+  if (config.shared_namespace.empty()) {
+    faults.push_back(
+        "--shared-tier: needs --shared-namespace. Whoever shares a namespace promises to have the "
+        "same weights behind the same model names, so name it after them and change it with them");
+  }
+  if (!config.shared_user.empty() && config.shared_password_file.empty()) {
+    faults.push_back("--shared-user: needs --shared-password-file");
+  }
+  return faults;
+}
+
 // Faults that no single setting has.
 std::vector<std::string> CrossFaults(const Config& config) {
   std::vector<std::string> faults;
@@ -302,6 +316,7 @@ std::vector<std::string> CrossFaults(const Config& config) {
   }
   for (std::string& fault : MemoryFaults(config)) faults.push_back(std::move(fault));
   if (std::optional<std::string> fault = IdleFault(config)) faults.push_back(*std::move(fault));
+  for (std::string& fault : SharedTierFaults(config)) faults.push_back(std::move(fault));
   for (std::string& fault : TcpFaults(config)) faults.push_back(std::move(fault));
   return faults;
 }

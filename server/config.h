@@ -71,6 +71,18 @@ struct Config {
   uint64_t l3_queue_entries = 4096;
   uint64_t l3_queue_bytes = uint64_t{1} << 30;
 
+  // The tier shared by many nodes. An empty address means none.
+  std::string shared_tier;
+  std::string shared_namespace;
+  std::string shared_user;
+  std::string shared_password_file;
+  absl::Duration shared_timeout = absl::Milliseconds(200);
+  absl::Duration shared_ttl = absl::Hours(24);
+  uint64_t shared_max_bytes = uint64_t{64} << 20;
+  uint64_t shared_threads = 4;
+  uint64_t shared_queue_entries = 4096;
+  uint64_t shared_queue_bytes = uint64_t{1} << 30;
+
   // Limits.
   uint64_t max_batch = 1024;
   uint64_t inline_limit_bytes = uint64_t{1} << 20;

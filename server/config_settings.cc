@@ -15,6 +15,8 @@
 #include "proto/size_text.h"
 #include "server/device_choice.h"
 #include "server/http_endpoint.h"
+#include "server/redis_connection.h"
+#include "server/shared_store.h"
 #include "server/tcp_listener.h"
 #include "storage/rocksdb_store.h"
 
@@ -344,6 +346,38 @@ std::vector<Setting> PlaceAndMemorySettings() {
   };
 }
 
+std::vector<Setting> SharedTierSettings() {
+  return {
+      Text("shared-tier", "ADDRESS", &Config::shared_tier,
+           "Redis or Valkey, alone or a Cluster, in which nodes share entries: host:port or "
+           "unix:/path; empty = none",
+           [](absl::string_view text) {
+             return text.empty() ? absl::OkStatus() : ParseRedisAddress(text).status();
+           }),
+      Text("shared-namespace", "NAME", &Config::shared_namespace,
+           "nodes with the same one share; it stands for the weights behind the model names",
+           [](absl::string_view text) {
+             const absl::Status good = CheckSharedNamespace(text);
+             return good.ok() ? good : Bad(text, good.message());
+           }),
+      Text("shared-user", "USER", &Config::shared_user, "whom to log in there as; empty = default",
+           [](absl::string_view) { return absl::OkStatus(); }),
+      Path("shared-password-file", &Config::shared_password_file,
+           "file with the password; read at every connection", "none"),
+      Time("shared-timeout", &Config::shared_timeout, absl::Milliseconds(1), absl::Minutes(1),
+           "how long a get waits for it at most, before it is a miss"),
+      Time("shared-ttl", &Config::shared_ttl, absl::Seconds(1), absl::Hours(24 * 365),
+           "how long an entry lives there; its own time to live may be shorter"),
+      Size("shared-max-bytes", &Config::shared_max_bytes, kMiB, 512 * kMiB,
+           "largest entry that is shared, with its description; the same on all nodes"),
+      Count("shared-threads", &Config::shared_threads, 1, 256, "threads that read from it"),
+      Count("shared-queue-entries", &Config::shared_queue_entries, 1, 1'000'000,
+            "writes waiting for it; more are dropped"),
+      Size("shared-queue-bytes", &Config::shared_queue_bytes, kMiB, kMaxMemoryBytes,
+           "bytes of them, which stay where they are in the cache; more are dropped"),
+  };
+}
+
 std::vector<Setting> LimitAndTimeSettings() {
   return {
       Count("max-batch", &Config::max_batch, 1, 16384, "items of one call"),
@@ -404,6 +438,7 @@ std::string Setting::environment_name() const {
 const std::vector<Setting>& Settings() {
   static const auto& settings = *new std::vector<Setting>([] {
     std::vector<Setting> all = PlaceAndMemorySettings();
+    for (Setting& setting : SharedTierSettings()) all.push_back(std::move(setting));
     for (Setting& setting : AccessSettings()) all.push_back(std::move(setting));
     for (Setting& setting : LimitAndTimeSettings()) all.push_back(std::move(setting));
     return all;

@@ -158,6 +158,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   std::unique_ptr<Daemon> daemon(new Daemon(config));
   if (absl::Status opened = daemon->OpenDirectory(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenCache(); !opened.ok()) return opened;
+  if (absl::Status opened = daemon->OpenShared(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenSockets(); !opened.ok()) return opened;
   if (absl::Status opened = daemon->OpenHttp(); !opened.ok()) return opened;
   spdlog::info("embcached " EMBCACHE_VERSION " serves {}: L1 {} bytes, L2 {} bytes, L3 {}",
@@ -245,6 +246,29 @@ absl::Status Daemon::OpenCache() {
   return absl::OkStatus();
 }
 
+absl::Status Daemon::OpenShared() {
+  if (config_.shared_tier.empty()) return absl::OkStatus();
+  SharedTierOptions options;
+  absl::StatusOr<RedisAddress> address = ParseRedisAddress(config_.shared_tier);
+  if (!address.ok()) return InContext("--shared-tier", address.status());
+  options.store.redis = {*std::move(address), config_.shared_user, config_.shared_password_file};
+  options.store.name_space = config_.shared_namespace;
+  options.store.ttl = config_.shared_ttl;
+  options.store.max_value_bytes = config_.shared_max_bytes;
+  options.timeout = config_.shared_timeout;
+  options.threads = static_cast<int>(config_.shared_threads);
+  options.queue_entries = config_.shared_queue_entries;
+  options.queue_bytes = config_.shared_queue_bytes;
+  if (store_ != nullptr) {
+    for (auto& [model, epoch] : store_->ModelEpochs()) {
+      if (epoch > 0) options.not_shared.push_back(model);
+    }
+  }
+  shared_ = std::make_unique<SharedTier>(options, cache_.get(), SystemClock());
+  spdlog::info("shared tier: {}, namespace {}", config_.shared_tier, config_.shared_namespace);
+  return absl::OkStatus();
+}
+
 absl::Status Daemon::OpenSockets() {
   history_ = std::make_unique<StatsHistory>(cache_.get(), SystemClock());
   resizer_ = std::make_unique<Resizer>(cache_.get(), &board_,
@@ -269,10 +293,12 @@ absl::Status Daemon::OpenSockets() {
   deps.claims.max_claims_per_session = config_.max_claims_per_session;
   deps.claims.max_waiters = config_.max_waiters;
   deps.idle = idle_.get();
+  deps.shared = shared_.get();
   cache_service_ = std::make_unique<CacheService>(std::move(deps));
   admin_service_ = std::make_unique<AdminService>(AdminServiceDeps{
       cache_.get(), registry_.get(), [this] { Drain(); },
-      [this](absl::string_view model) { cache_service_->EpochAdvanced(model); }, resizer_.get()});
+      [this](absl::string_view model) { cache_service_->EpochAdvanced(model); }, resizer_.get(),
+      [this](absl::string_view model) { cache_service_->EpochAdvancing(model); }});
   claim_timer_ = std::thread([service = cache_service_.get()] {
     pthread_setname_np(pthread_self(), "claims");
     service->ExpireClaims();
@@ -331,6 +357,7 @@ absl::Status Daemon::OpenHttp() {
   deps.admin = admin_service_.get();
   deps.cache = cache_.get();
   deps.history = history_.get();
+  deps.shared = shared_.get();
   deps.rpc = rpc_.get();
   deps.tcp_rpc = tcp_rpc_.get();
   deps.clock = SystemClock();
@@ -474,8 +501,9 @@ absl::Status Daemon::Stop() {
   // First what must not be lost: a client that does not read its answers can hold up the rest.
   absl::Status flushed = FlushL3();
   ExitGuard guard(kStopPatience);
-  // Calls that wait for others' claims are answered now.
+  // Calls that wait for others' claims or nodes are answered now.
   if (cache_service_ != nullptr) cache_service_->Drain();
+  if (shared_ != nullptr) shared_->Stop();
   if (claim_timer_.joinable()) claim_timer_.join();
   const absl::Time deadline = absl::Now() + kRpcShutdownTimeout;
   if (tcp_rpc_ != nullptr) tcp_rpc_->Shutdown(deadline);
@@ -487,6 +515,7 @@ absl::Status Daemon::Stop() {
   cache_service_.reset();
   idle_.reset();
   resizer_.reset();
+  shared_.reset();
   device_guard.reset();                         // what it gives up, it tells the cache
   if (device_ != nullptr) device_->OnLost({});  // freeing its memory may be what finds out
   device_guard.emplace(device_.get(), kDevicePatience, &device_given_up_);

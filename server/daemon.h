@@ -34,6 +34,7 @@
 #include "server/rpc_server.h"
 #include "server/segment_board.h"
 #include "server/session_registry.h"
+#include "server/shared_tier.h"
 #include "server/stats_history.h"
 #include "server/unique_fd.h"
 #include "storage/executor.h"
@@ -82,6 +83,7 @@ class Daemon {
   absl::Status FlushL3();
   absl::Status OpenDirectory();
   absl::Status OpenCache();
+  absl::Status OpenShared();
   absl::Status CheckHostMemory() const;
   absl::StatusOr<uint64_t> FreeBytes(TierId tier) const;
   void DeviceLost(TieredCache* cache, const absl::Status& why);
@@ -117,6 +119,7 @@ class Daemon {
   PutGate put_gate_;
   std::unique_ptr<PersistentStore> store_;
   std::unique_ptr<TieredCache> cache_;
+  std::unique_ptr<SharedTier> shared_;  // null: off
   std::unique_ptr<StatsHistory> history_;
   std::unique_ptr<SessionRegistry> registry_;
   SegmentBoard board_;

@@ -151,6 +151,43 @@ void WriteL3(PrometheusText& page, const v1::L3Stats& l3) {
         l3.payload_bytes());
 }
 
+void WriteShared(PrometheusText& page, const std::optional<SharedTierStats>& stats) {
+  Gauge(page, "embcache_shared_enabled", "Whether there is a tier shared with other nodes.",
+        stats.has_value());
+  if (!stats.has_value()) return;
+  page.Family("embcache_shared_gets_total", MetricType::kCounter,
+              "Keys not found here, by what the shared tier had.");
+  const std::pair<absl::string_view, uint64_t> results[] = {
+      {"hit", stats->hits},           {"absent", stats->absent}, {"damaged", stats->damaged},
+      {"failed", stats->failed},      {"late", stats->late},     {"not_kept", stats->not_kept},
+      {"not_asked", stats->not_asked}};
+  for (const auto& [result, count] : results) page.Sample({{"result", result}}, count);
+  Counter(page, "embcache_shared_writes_total", "Entries written there.", stats->writes);
+  Counter(page, "embcache_shared_write_failures_total", "Entries that could not be.",
+          stats->write_failures);
+  Counter(page, "embcache_shared_dropped_writes_total",
+          "Entries not written since the queue was full, they are too large or left before their "
+          "turn.",
+          stats->dropped_writes);
+  Counter(page, "embcache_shared_removals_total", "Entries removed there.", stats->removals);
+  Counter(page, "embcache_shared_lost_removals_total",
+          "Removals refused there, or more than can wait.", stats->lost_removals);
+  Counter(page, "embcache_shared_read_bytes_total", "Bytes of the entries it had.",
+          stats->read_bytes);
+  Counter(page, "embcache_shared_written_bytes_total", "Bytes written there.",
+          stats->written_bytes);
+  Gauge(page, "embcache_shared_queue_entries", "Entries waiting to be written there.",
+        stats->queued_writes);
+  Gauge(page, "embcache_shared_queue_bytes", "Bytes waiting to be written there.",
+        stats->queued_bytes);
+  Gauge(page, "embcache_shared_queue_removals", "Removals waiting.", stats->queued_removals);
+  Gauge(page, "embcache_shared_closed_models",
+        "Models not shared any more, since their epoch was advanced.", stats->closed_models);
+  Gauge(page, "embcache_shared_left_alone",
+        "1 while it has failed and is asked only now and then whether it is back.",
+        stats->left_alone);
+}
+
 void WriteDevice(PrometheusText& page, const v1::DeviceStats& device) {
   Gauge(page, "embcache_device_enabled", "Whether L1 is memory of a CUDA device.",
         !device.uuid().empty());
@@ -269,6 +306,7 @@ std::string Metrics::Render(const MetricsInput& input) {
   WriteRequests(page, stats, models);
   WriteTiers(page, stats, models);
   WriteL3(page, stats.l3());
+  WriteShared(page, input.shared);
   WriteDevice(page, stats.device());
   WriteSessions(page, stats);
   WriteListeners(page, input.listeners);

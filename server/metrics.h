@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "embcache/v1/embcache.pb.h"
 #include "server/process_stats.h"
+#include "server/shared_tier.h"
 #include "storage/latency_histogram.h"
 
 namespace embcache {
@@ -37,6 +39,7 @@ struct MetricsInput {
   std::vector<Operation> durations;  // nanoseconds
   std::vector<Operation> sizes;      // bytes
   ProcessStats process;
+  std::optional<SharedTierStats> shared;  // nullopt: there is none
 };
 
 class Metrics {

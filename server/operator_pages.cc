@@ -78,6 +78,7 @@ std::string OperatorPages::MetricsText() {
     if (rpc != nullptr) input.listeners.push_back({name, rpc->connections(), rpc->unread_bytes()});
   }
   input.process = ReadProcessStats();
+  if (deps_.shared != nullptr) input.shared = deps_.shared->GetStats();
   return metrics_.Render(input);
 }
 

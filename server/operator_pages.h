@@ -21,6 +21,7 @@
 #include "server/http_endpoint.h"
 #include "server/metrics.h"
 #include "server/rpc_server.h"
+#include "server/shared_tier.h"
 #include "server/stats_history.h"
 #include "storage/clock.h"
 #include "storage/tiered_cache.h"
@@ -41,6 +42,7 @@ class OperatorPages {
     AdminService* admin = nullptr;
     TieredCache* cache = nullptr;
     const StatsHistory* history = nullptr;
+    const SharedTier* shared = nullptr;  // null: there is none
     const RpcServer* rpc = nullptr;
     const RpcServer* tcp_rpc = nullptr;  // null: there is none
     Clock* clock = nullptr;

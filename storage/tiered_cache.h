@@ -22,6 +22,7 @@
 #define EMBCACHE_STORAGE_TIERED_CACHE_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -117,7 +118,7 @@ class TieredCache {
 
   // Makes the entry visible and replaces an older one. The returned handle pins it. In every
   // failure the reservation ends. NOT_FOUND: no such reservation. FAILED_PRECONDITION: it expired,
-  // or the model's epoch was advanced since Reserve.
+  // or the model's epoch was advanced since Reserve. ABORTED: see ReserveRequest::cancelled.
   absl::StatusOr<ReadHandle> Commit(ReservationId id);
 
   // Ends a reservation. REQUIRES: nobody writes into its range any more. NOT_FOUND as above.
@@ -281,9 +282,10 @@ class TieredCache {
 
   struct Reservation {
     std::unique_ptr<CacheEntry> entry;
-    std::shared_ptr<EntryInfo> info;  // entry->info, still writable
-    absl::Duration ttl;               // of the entry to be
-    absl::Duration deadline;          // monotonic
+    std::shared_ptr<EntryInfo> info;                     // entry->info, still writable
+    absl::Duration ttl;                                  // of the entry to be
+    std::shared_ptr<const std::atomic<bool>> cancelled;  // as in ReserveRequest
+    absl::Duration deadline;                             // monotonic
     bool expired = false;
     bool aborted = false;  // freed when the copy into it has ended
   };

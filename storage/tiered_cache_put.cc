@@ -95,6 +95,7 @@ void TieredCache::ReserveLocked(ReserveRequest request, ModelUse model, TierId t
                                               .metadata = std::move(request.metadata),
                                               .encode_cost_us = request.encode_cost_us});
     reservation.ttl = request.ttl;
+    reservation.cancelled = std::move(request.cancelled);
     reservation.deadline = deps_.clock->MonotonicNow() + options_.reservation_ttl;
     reservation.entry = std::make_unique<CacheEntry>();
     CacheEntry* entry = reservation.entry.get();
@@ -196,6 +197,11 @@ absl::StatusOr<ReadHandle> TieredCache::CommitLocked(ReservationId id, Reservati
     refused = absl::FailedPreconditionError(absl::StrCat(
         "reservation: the epoch of model \"", entry->model->stats.model, "\" was advanced from ",
         entry->model_epoch, " to ", entry->model->stats.model_epoch));
+  } else if (reservation.cancelled != nullptr) {
+    const CacheEntry* there = FindLocked(entry->info->key.encoded());
+    if (reservation.cancelled->load() || (there != nullptr && IsLiveLocked(*there))) {
+      refused = absl::AbortedError(absl::StrCat("reservation: ", id, " was overtaken"));
+    }
   }
   if (!refused.ok()) {
     DropReservationLocked(id, after);

@@ -3,8 +3,10 @@
 #ifndef EMBCACHE_STORAGE_TIERED_CACHE_TYPES_H_
 #define EMBCACHE_STORAGE_TIERED_CACHE_TYPES_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -77,6 +79,9 @@ struct ReserveRequest {
   uint64_t encode_cost_us = 0;
   absl::Duration ttl = absl::InfiniteDuration();
   Place place = Place::kAny;
+  // For a value that is fetched from somewhere, and not a caller's own: once this is true, or if
+  // the key has a value by then, Commit refuses with ABORTED.
+  std::shared_ptr<const std::atomic<bool>> cancelled;
 };
 
 struct ReservedPlace {

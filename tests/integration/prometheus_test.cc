@@ -50,7 +50,8 @@ class PrometheusTest : public ClientTest {
  protected:
   PrometheusTest()
       : ClientTest({"--http-address=127.0.0.1:0", "--l2-capacity=8MiB", "--l3-dir={dir}/l3",
-                    "--l3-capacity=64MiB"}) {}
+                    "--l3-capacity=64MiB", "--shared-tier=unix:{dir}/nobody.sock",
+                    "--shared-namespace=ns"}) {}
 
   // The log says which port the kernel chose.
   uint16_t port() const {

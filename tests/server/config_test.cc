@@ -169,6 +169,18 @@ TEST(ConfigTest, ErrorsNameTheFlagTheValueAndTheLimit) {
   ExpectRefused(Parse({"--l3-dir=cache"}), kExitUsage, HasSubstr("absolute"));
 }
 
+TEST(ConfigTest, ASharedTierNeedsANamespaceAndSaysWhatThatPromises) {
+  EXPECT_EQ(Good({"--shared-tier=redis:6379", "--shared-namespace=vit.r3"}).shared_tier,
+            "redis:6379");
+  EXPECT_EQ(Good({}).shared_tier, "");
+  ExpectRefused(Parse({"--shared-tier=redis:6379"}), kExitConfig, HasSubstr("same weights"));
+  ExpectRefused(Parse({"--shared-tier=redis"}), kExitUsage, HasSubstr("redis"));
+  ExpectRefused(Parse({"--shared-namespace=a:b"}), kExitUsage, HasSubstr("letters"));
+  ExpectRefused(Parse({"--shared-tier=unix:/r.sock", "--shared-namespace=ns", "--shared-user=me"}),
+                kExitConfig, HasSubstr("--shared-password-file"));
+  ExpectRefused(Parse({"--shared-max-bytes=513MiB"}), kExitUsage, HasSubstr("512MiB"));
+}
+
 TEST(ConfigTest, ADeviceIsAutoOrHostOrADeviceByIndexOrByUuid) {
   EXPECT_EQ(Good({"--device=host"}).device, "host");
   EXPECT_EQ(Good({"--device=cuda:0"}).device, "cuda:0");
