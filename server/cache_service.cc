@@ -178,8 +178,9 @@ class CacheService::GetCall final : public BatchCall {
       return service_->StartClaimingLookup(context_, request_, *std::move(key), *std::move(expect),
                                            place_, [this, i](ClaimingLookup::Answer answer) {
                                              auto found = std::move(answer.found);
-                                             if (claiming_)
+                                             if (claiming_) {
                                                claims_[static_cast<size_t>(i)] = std::move(answer);
+                                             }
                                              Found(i, std::move(found));
                                            });
     }

@@ -26,8 +26,9 @@ void ClaimingLookup::Found(absl::StatusOr<LookupResult> found) {
   if (found->hit()) {
     // With a claim: somebody stored it between the first look and the claim. From the shared tier:
     // nobody else says that it is stored.
-    if (claim_ != 0 || shared_asked_)
+    if (claim_ != 0 || shared_asked_) {
       const ClaimTable::Wakes wakes = deps_.claims->Stored(request_.key);
+    }
     return Finish({.found = std::move(found)});
   }
   const bool mismatch = found->reason == MissReason::kMismatch;
