@@ -22,8 +22,6 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/security/server_credentials.h"
-#include "grpcpp/security/tls_certificate_provider.h"
-#include "grpcpp/security/tls_credentials_options.h"
 #include "grpcpp/server_posix.h"
 #include "server/call_gate.h"
 #include "server/health_service.h"
@@ -44,7 +42,6 @@ using AsyncHealth = grpc::health::v1::Health::AsyncService;
 // Calls of one method that can arrive between two visits of a poller without waiting for a call
 // object to be made.
 constexpr int kArmedPerMethod = 32;  // and queue
-constexpr unsigned kTlsRefreshSeconds = 1;
 // For a client over TCP to finish its handshake; and to answer a ping, without which a machine that
 // vanished would keep its connection.
 constexpr int kHandshakeTimeoutMs = 10'000;
@@ -74,25 +71,6 @@ class QuestionTag final : public Tag {
   const std::shared_ptr<Question> question_;
   grpc::Alarm alarm_;
 };
-
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeTcpCredentials(const TlsFiles& tls) {
-  if (tls.certificate.empty()) return grpc::InsecureServerCredentials();
-  for (const std::string& file : {tls.certificate, tls.key, tls.client_ca}) {
-    if (!file.empty() && access(file.c_str(), R_OK) != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("TLS: cannot read ", file, ": ", std::strerror(errno)));
-    }
-  }
-  grpc::experimental::TlsServerCredentialsOptions options(
-      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
-          tls.key, tls.certificate, tls.client_ca, kTlsRefreshSeconds));
-  options.watch_identity_key_cert_pairs();
-  if (!tls.client_ca.empty()) {
-    options.watch_root_certs();
-    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  }
-  return grpc::experimental::TlsServerCredentials(options);
-}
 
 }  // namespace
 
@@ -156,6 +134,8 @@ class RpcServer::Impl {
   std::vector<std::unique_ptr<grpc::ServerCompletionQueue>> queues_;
   std::unique_ptr<CallGate> gate_;
   std::vector<std::unique_ptr<MethodBase>> methods_;
+  std::shared_ptr<grpc::ServerCredentials>
+      credentials_;  // of TCP; asked by the server's handshakes
   std::unique_ptr<grpc::Server> server_;
   // How connections over TCP, which may be encrypted, come to gRPC.
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
@@ -203,11 +183,13 @@ absl::Status RpcServer::Impl::StartGrpc() {
   grpc::ServerBuilder builder;
   SetArguments(&builder);
   if (over_network_) {
-    auto credentials = MakeTcpCredentials(options_.tls);
+    absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> credentials =
+        grpc::InsecureServerCredentials();
+    if (!options_.tls.certificate.empty()) credentials = MakeTlsCredentials(options_.tls);
     if (!credentials.ok()) return credentials.status();
+    credentials_ = *std::move(credentials);
     using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
-    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD,
-                                                                     *std::move(credentials));
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, credentials_);
   }
   builder.RegisterService(&async_cache_);
   builder.RegisterService(&async_admin_);

@@ -25,16 +25,10 @@
 #include "server/cache_service.h"
 #include "server/connection_table.h"
 #include "server/peer.h"
+#include "server/tls_credentials.h"
 #include "server/unix_listener.h"
 
 namespace embcache {
-
-// PEM files; they are read again when they change.
-struct TlsFiles {
-  std::string certificate;
-  std::string key;
-  std::string client_ca;  // clients must show a certificate of it; empty = anybody may connect
-};
 
 struct RpcServerOptions {
   // One of the two.
@@ -42,7 +36,7 @@ struct RpcServerOptions {
   std::string tcp_address;  // "host:port"; whoever calls over it may look and change nothing
   SocketAccess access;      // of the unix socket
   PeerRules peers;          // of the unix socket
-  TlsFiles tls;             // of TCP; all empty = plaintext
+  TlsFiles tls;             // of TCP, read again when they change; all empty = plaintext
   ConnectionLimits connections;
   AnswerLimits answers;
   AcceptLoopOptions accepting;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/tls_credentials.h"
 #include "server/user_names.h"
 
 namespace embcache {
@@ -36,12 +37,18 @@ std::vector<std::string> StartFaults(const Config& config) {
   if (const auto access = MakeSocketAccess(config); !access.ok()) {
     faults.emplace_back(access.status().message());
   }
+  bool readable = !config.tls_cert.empty();
   for (const auto& [flag, file] :
        {std::make_pair("--tls-cert", config.tls_cert), std::make_pair("--tls-key", config.tls_key),
         std::make_pair("--tls-client-ca", config.tls_client_ca)}) {
     if (!file.empty() && ::access(file.c_str(), R_OK) != 0) {
+      readable = false;
       faults.push_back(absl::StrCat(flag, ": cannot read ", file, ": ", std::strerror(errno)));
     }
+  }
+  if (readable) {
+    const auto tls = ReadTlsFiles({config.tls_cert, config.tls_key, config.tls_client_ca});
+    if (!tls.ok()) faults.emplace_back(tls.status().message());
   }
   return faults;
 }

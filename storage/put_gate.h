@@ -9,6 +9,9 @@
 #ifndef EMBCACHE_STORAGE_PUT_GATE_H_
 #define EMBCACHE_STORAGE_PUT_GATE_H_
 
+#include <chrono>
+#include <optional>
+
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -33,11 +36,14 @@ class PutGate {
   }
 
  private:
+  // The system's time may be set back.
+  using Clock = std::chrono::steady_clock;
+
   const absl::Duration settle_;
   mutable absl::Mutex mu_;
+  absl::CondVar changed_;
   bool quiet_ ABSL_GUARDED_BY(mu_) = true;
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;  // the opposite, for absl::Condition
-  absl::Time quiet_since_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  std::optional<Clock::time_point> quiet_since_ ABSL_GUARDED_BY(mu_);  // the end of the last put
   absl::Duration patience_ ABSL_GUARDED_BY(mu_) = absl::ZeroDuration();
 };
 

@@ -44,6 +44,16 @@ TEST(PutGateTest, TheEndOfAPutWakesWhoWaits) {
   EXPECT_TRUE(quiet);
 }
 
+TEST(PutGateTest, WhoeverRunsOutOfPatienceDoesSoAtOnce) {
+  PutGate gate(absl::ZeroDuration());
+  gate.Set(true, kForever);
+  bool quiet = true;
+  std::thread writer([&] { quiet = gate.Wait(); });
+  gate.Set(true, absl::ZeroDuration());
+  writer.join();
+  EXPECT_FALSE(quiet);
+}
+
 TEST(PutGateTest, WorkDoesNotBeginRightAfterAPut) {
   PutGate gate(kForever);
   gate.Set(true, kShort);
