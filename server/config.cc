@@ -107,9 +107,8 @@ Source ReadFile(const std::string& path) {
       // named by the outer one.
       const std::string& table = item.parents.front();
       if (tables.insert(table).second) {
-        source.faults.push_back(
-            absl::StrCat(path, ": [", table,
-                         "]: tables are not settings; write the settings at the top level"));
+        source.faults.push_back(absl::StrCat(
+            path, ": [", table, "]: tables are not settings; write the settings at the top level"));
       }
       continue;
     }
