@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -99,9 +100,20 @@ Source ReadFile(const std::string& path) {
   const std::vector<CLI::ConfigItem> items = CLI::ConfigTOML().from_config(input);
   std::map<std::string, const Setting*> settings;
   for (const Setting& setting : Settings()) settings[setting.name] = &setting;
+  std::set<std::string> tables;
   for (const CLI::ConfigItem& item : items) {
-    const std::string name = item.fullname();
-    const auto it = item.parents.empty() ? settings.find(item.name) : settings.end();
+    if (!item.parents.empty()) {
+      // The parser also has items for where a table begins and ends. A table within another is
+      // named by the outer one.
+      const std::string& table = item.parents.front();
+      if (tables.insert(table).second) {
+        source.faults.push_back(absl::StrCat(
+            path, ": [", table, "]: tables are not settings; write the settings at the top level"));
+      }
+      continue;
+    }
+    const std::string& name = item.name;
+    const auto it = settings.find(name);
     const auto fault = [&](absl::string_view what) {
       source.faults.push_back(absl::StrCat(path, ": ", name, ": ", what));
     };

@@ -315,7 +315,8 @@ std::vector<Setting> PlaceAndMemorySettings() {
            "resize gives back at a time; 0 = an eighth of the tier, from 256MiB to 16GiB"),
       Switch("huge-pages", &Config::huge_pages, "ask for transparent huge pages"),
       Switch("fast-path", &Config::fast_path,
-             "let clients read hits from a shared index, without a call; not with a lease-ttl"),
+             "let clients read hits from a shared index, without a call; not with a lease-ttl. "
+             "--fast-path=false turns it off"),
       Count(
           "fast-index-entries", &Config::fast_index_entries, 0, uint64_t{1} << 24,
           "entries that they can find so, 640 bytes of memory each as they come; 0 = one for every "

@@ -53,7 +53,8 @@ int RunList(const Context& context, const v1::ListRequest& filter) {
       table.Add({entry.key.model, absl::BytesToHexString(entry.key.content_hash),
                  VariantText(entry.key.variant), std::string(client::TierName(entry.tier)),
                  entry.on_disk ? "yes" : "no", absl::StrCat(entry.bytes), absl::StrCat(entry.pins),
-                 HumanNanoseconds(entry.encode_cost_us * 1000)});
+                 // Not given, or not known to L3's list.
+                 entry.encode_cost_us == 0 ? "-" : HumanNanoseconds(entry.encode_cost_us * 1000)});
     }
     request.set_page_token(response.next_page_token());
   } while (!request.page_token().empty());
@@ -88,7 +89,7 @@ void PrintTiers(std::ostream& out, const v1::StatsResponse& stats) {
   for (const v1::TierStats& tier : stats.tiers()) {
     if (tier.given_back_bytes() == 0) continue;
     out << client::TierName(FromProto(tier.tier())) << " has given back "
-        << HumanBytes(tier.given_back_bytes()) << " for want of use; the next one takes it to "
+        << HumanBytes(tier.given_back_bytes()) << " for want of use; the next use takes it to "
         << HumanBytes(tier.capacity_bytes() + tier.given_back_bytes()) << '\n';
   }
 }

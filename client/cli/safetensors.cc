@@ -192,7 +192,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   SafetensorsFile file;
   file.size_ = static_cast<uint64_t>(info.st_size);
   if (file.size_ < 8) {
-    return Bad(absl::StrCat(path, ": ", file.size_, " bytes; too short for a header"));
+    return Bad(absl::StrCat(path, ": not a safetensors file: ", file.size_,
+                            " bytes; too short for a header"));
   }
   void* base = mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, fd.get(), 0);
   if (base == MAP_FAILED) return FromErrno("cannot map", path);
@@ -201,14 +202,17 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   std::memcpy(&length, file.base_, sizeof(length));
   length = le64toh(length);
   if (length > kMaxSafetensorsHeader || length > file.size_ - 8) {
-    return Bad(absl::StrCat(path, ": header of ", length, " bytes; the file has ", file.size_,
-                            ", and the limit is ", kMaxSafetensorsHeader));
+    return Bad(absl::StrCat(path, ": not a safetensors file: header of ", length,
+                            " bytes; the file has ", file.size_, ", and the limit is ",
+                            kMaxSafetensorsHeader));
   }
   file.data_start_ = 8 + length;
   absl::StatusOr<SafetensorsHeader> header =
       ParseSafetensorsHeader(absl::string_view(reinterpret_cast<char*>(file.base_) + 8, length),
                              file.size_ - file.data_start_);
-  if (!header.ok()) return Bad(absl::StrCat(path, ": ", header.status().message()));
+  if (!header.ok()) {
+    return Bad(absl::StrCat(path, ": not a safetensors file: ", header.status().message()));
+  }
   file.header_ = *std::move(header);
   return file;
 }

@@ -154,6 +154,15 @@ TEST_F(SafetensorsTest, AHeaderOverTheLimitIsRefusedEvenIfItIsThere) {
   EXPECT_THAT(std::string(SafetensorsFile::Open(path).status().message()), HasSubstr("limit"));
 }
 
+TEST_F(SafetensorsTest, WhatIsNoSafetensorsFileIsCalledThat) {
+  std::ofstream(Path("short")) << "1234567";
+  std::ofstream(Path("text")) << "this is no tensor file";
+  for (const std::string& path : {Path("short"), Path("text"), WriteRaw(3, "abc")}) {
+    EXPECT_THAT(std::string(SafetensorsFile::Open(path).status().message()),
+                HasSubstr(path + ": not a safetensors file: "));
+  }
+}
+
 TEST_F(SafetensorsTest, AHeaderPaddedWithSpacesIsRead) {
   EXPECT_TRUE(SafetensorsFile::Open(WriteRaw(8, "{}      ")).ok());
 }

@@ -1,5 +1,6 @@
 // embcachectl against a real daemon, with the sample embeddings.
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,7 +39,8 @@ struct Outcome {
 
 class CliTest : public ::testing::Test {
  protected:
-  CliTest() : daemon_({"--l3-dir={dir}/l3", "--l3-capacity=256MiB"}) {}
+  explicit CliTest(std::vector<std::string> flags = {"--l3-dir={dir}/l3", "--l3-capacity=256MiB"})
+      : daemon_(std::move(flags)) {}
   void SetUp() override {
     const absl::Status status = daemon_.Start();
     ASSERT_TRUE(status.ok()) << status;
@@ -163,6 +166,9 @@ TEST_F(CliTest, ABadFileFailsAloneAndShowsInTheExitCode) {
   EXPECT_EQ(outcome.exit_code, kExitFailed);
   EXPECT_THAT(outcome.err, HasSubstr("bad.safetensors"));
   EXPECT_EQ(json::parse(outcome.out).at("imported"), 7);
+  const Outcome put = Ctl({"put", bad});
+  EXPECT_EQ(put.exit_code, kExitFailed);
+  EXPECT_THAT(put.err, HasSubstr("bad.safetensors: not a safetensors file: "));
 }
 
 // What oMLX keeps of a vision encoder: DIR/HEX/SHA256.safetensors.
@@ -239,6 +245,33 @@ TEST_F(CliTest, ListsByModelAndPrefix) {
   EXPECT_EQ(one.at("hash"), kCoffeeHash);
   EXPECT_EQ(one.at("tier"), "L1");
   EXPECT_EQ(lines(Ctl({"ls"}).out), 8);
+}
+
+TEST_F(CliTest, ACostThatTheListDoesNotKnowIsADash) {
+  ASSERT_EQ(Ctl({"put", std::string(kSamples) + "/coffee.safetensors"}).exit_code, kExitOk);
+  EXPECT_THAT(Ctl({"ls"}).out, HasSubstr("  47.2 ms\n"));
+  ASSERT_EQ(Ctl({"flush"}).exit_code, kExitOk);
+  daemon_.Signal(SIGTERM);
+  ASSERT_EQ(daemon_.Wait(), 0);
+  ASSERT_TRUE(daemon_.Start().ok());
+  const std::string listed = Ctl({"ls"}).out;  // in L3 alone now
+  EXPECT_THAT(listed, HasSubstr("L3"));
+  EXPECT_THAT(listed, HasSubstr("  -\n"));
+}
+
+class CliIdleTest : public CliTest {
+ protected:
+  CliIdleTest() : CliTest({"--segment-bytes=16MiB", "--l1-idle-after=100ms"}) {}
+};
+
+TEST_F(CliIdleTest, StatSaysWhatL1HasGivenBackAndWhatItGrowsTo) {
+  const auto given_back = [&] {
+    return CtlJson({"stat"})["tiers"][0].value("given_back_bytes", uint64_t{0});
+  };
+  while (given_back() != 48 << 20 && !HasFailure()) std::this_thread::yield();
+  EXPECT_THAT(Ctl({"stat"}).out,
+              HasSubstr("L1 has given back 48.0 MiB for want of use; the next use takes it to "
+                        "64.0 MiB\n"));
 }
 
 TEST_F(CliTest, StatHasTheCountersAsNumbers) {

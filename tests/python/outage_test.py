@@ -49,6 +49,27 @@ def test_while_the_daemon_is_away_gets_miss_and_puts_do_nothing(client, own_daem
     assert (counters.misses, counters.failed_puts, counters.errors) == (3, 2, 6)
 
 
+def test_each_operation_that_fails_is_warned_of_once(client, key, caplog):
+    def messages():
+        return [record.getMessage() for record in warnings(caplog)]
+
+    # Pins near the quota: puts and gets of more are refused, with the same code.
+    keys = [embcache.Key(key.model, key.content_hash, bytes([i])) for i in range(4)]
+    for k in keys:
+        assert client.put(k, np.zeros(7 << 20, np.uint8))
+    held = client.get_many(keys)
+    assert all(held)
+    for _ in range(2):
+        assert not client.put(key, np.zeros(8 << 20, np.uint8))
+        assert client.get(keys[0]) is None
+    for message, operation in zip(messages(), ("put", "get"), strict=True):
+        assert message.startswith("embcache: RESOURCE_EXHAUSTED: ")
+        assert message.endswith(
+            f"; this {operation} failed; further ones that fail so are counted only"
+        )
+    assert client.counters.errors == 4
+
+
 def test_what_must_not_be_lost_silently_raises(client, own_daemon, key):
     own_daemon.kill()
     until(lambda: not client.connected)

@@ -209,6 +209,20 @@ TEST(ConfigTest, AnUnknownFlagIsAUsageError) {
   ExpectRefused(Parse({"--max-batch"}), kExitUsage, HasSubstr("max-batch"));
 }
 
+TEST(ConfigTest, EachTableInAFileIsRefusedOnce) {
+  const std::string file = WriteFile("[cache]\nmax-batch = 5\nx = 1\n\n[a.b]\nx = 1\n[empty]\n");
+  std::string expected;
+  for (const char* table : {"cache", "a", "empty"}) {
+    absl::StrAppend(&expected, "embcached: ", file, ": [", table,
+                    "]: tables are not settings; write the settings at the top level\n");
+  }
+  const ConfigOutcome outcome = Parse({"--config", file});
+  EXPECT_EQ(outcome.exit_code, kExitConfig);
+  EXPECT_EQ(outcome.text, expected);
+  ExpectRefused(Parse({"--config", WriteFile("cache.max-batch = 5\n")}), kExitConfig,
+                HasSubstr("[cache]: tables are not settings"));
+}
+
 TEST(ConfigTest, VariablesOfOthersAreNotErrors) {
   Good({}, {"EMBCACHE_SOCKET=/x", "EMBCACHE_SEED=1", "EMBCACHE_TEST_DATA=/y", "EMBCACHE=1",
             "EMBCACHE_SERVICE_HOST=10.0.0.1", "EMBCACHE_PORT_80_TCP=tcp://10.0.0.1:80"});
@@ -217,8 +231,6 @@ TEST(ConfigTest, VariablesOfOthersAreNotErrors) {
 TEST(ConfigTest, FilesThatAreNotPlainSettingsAreRefused) {
   ExpectRefused(Parse({"--config=/nowhere/x.toml"}), kExitConfig, HasSubstr("cannot be read"));
   ExpectRefused(Parse({"--config=/"}), kExitConfig, HasSubstr("cannot be read"));
-  ExpectRefused(Parse({"--config", WriteFile("[l1]\ncapacity = 5\n")}), kExitConfig,
-                HasSubstr("no such setting"));
   ExpectRefused(Parse({"--config", WriteFile("max-batch = 1\nio-threads = 1\nmax-batch = 2\n")}),
                 kExitConfig, HasSubstr("given once"));
   ExpectRefused(Parse({"--config", WriteFile("max-batch = [1, 2]\n")}), kExitConfig,

@@ -70,7 +70,7 @@ class Base:
         self._lock = threading.Lock()
         _clients.add(self)
         self._counts = {field.name: 0 for field in dataclasses.fields(Counters)}
-        self._warned: set[grpc.StatusCode] = set()
+        self._warned: set[tuple[str, grpc.StatusCode]] = set()
         options = Options(
             _directory(address),
             name or os.path.basename(sys.argv[0]) or "python",
@@ -90,7 +90,7 @@ class Base:
         self._finalizer = weakref.finalize(self, self._connection.close)
         self._finalizer.atexit = False  # the connections see to that themselves
         if not self.connected:
-            self._warn(grpc.StatusCode.UNAVAILABLE, self._connection.reason)
+            self._warn("connect", grpc.StatusCode.UNAVAILABLE, self._connection.reason)
 
     # --- State ----------------------------------------------------------------------------------
 
@@ -148,26 +148,25 @@ class Base:
         if warned:
             _log.info("embcache: connected to the daemon at %s", self._connection.options.directory)
 
-    def _warn(self, code: grpc.StatusCode, message: str) -> None:
-        """Once for each kind of failure and connection."""
+    def _warn(self, operation: str, code: grpc.StatusCode, message: str) -> None:
+        """Once for each connection, operation and kind of failure; without a daemon once for all."""
+        away = code is grpc.StatusCode.UNAVAILABLE and not self.connected
+        kind = ("connect" if away else operation, code)
         with self._lock:
-            if code in self._warned or self._connection.exiting:
+            if kind in self._warned or self._connection.exiting:
                 return
-            self._warned.add(code)
-        lasting = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-        _log.warning(
-            "embcache: %s; %s",
-            message,
-            "gets are misses and puts do nothing while this lasts"
-            if lasting
-            else "the call had no effect, and the next such failure is counted only",
-        )
+            self._warned.add(kind)
+        if away:
+            what = "gets are misses and puts do nothing while this lasts"
+        else:
+            what = f"this {operation} failed; further ones that fail so are counted only"
+        _log.warning("embcache: %s; %s", message, what)
 
-    def _failed(self, error: CacheError, **counts: int) -> None:
+    def _failed(self, operation: str, error: CacheError, **counts: int) -> None:
         """A call in the serving path failed: raises if strict, else warns once and counts."""
         if self.strict or error.code in _ALWAYS:
             raise error
-        self._warn(error.code, str(error))
+        self._warn(operation, error.code, str(error))
         self._count(errors=1, **counts)
 
     def _count_get(self, hit: Hit | None) -> Hit | None:
@@ -183,7 +182,7 @@ class Base:
         out: list[Hit | None] = []
         for result in results:
             if isinstance(result, CacheError):
-                self._failed(result, misses=1)
+                self._failed("get", result, misses=1)
                 out.append(None)
             else:
                 out.append(self._count_get(result))
@@ -309,7 +308,7 @@ class BaseReservation:
 
     def _not_committed(self, error: CacheError) -> bool:
         self._pin = None
-        self._client._failed(error, failed_puts=1)
+        self._client._failed("put", error, failed_puts=1)
         return False
 
 

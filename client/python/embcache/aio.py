@@ -107,7 +107,7 @@ class Client(Base):
                 )
             )
         except CacheError as error:
-            self._failed(error, misses=1)
+            self._failed("get", error, misses=1)
             return None
 
     async def get_many(
@@ -121,7 +121,7 @@ class Client(Base):
             session = self._connection.session()
             results = await self._run(session, ops.get_many(session, keys, expects, place))
         except CacheError as error:
-            self._failed(error, misses=len(keys))
+            self._failed("get", error, misses=len(keys))
             return [None] * len(keys)
         return self._read_many(results)
 
@@ -130,7 +130,7 @@ class Client(Base):
             session = self._connection.session()
             return await self._run(session, ops.pop(session, key))
         except CacheError as error:
-            self._failed(error)
+            self._failed("pop", error)
             return None
 
     async def contains(self, key: Key) -> Tier | None:
@@ -141,7 +141,7 @@ class Client(Base):
             session = self._connection.session()
             return await self._run(session, ops.contains(session, keys))
         except CacheError as error:
-            self._failed(error)
+            self._failed("contains", error)
             return [None] * len(keys)
 
     async def lookup(self, keys: Sequence[Key]) -> _Found:
@@ -149,7 +149,7 @@ class Client(Base):
             session = self._connection.session()
             return await self._run(session, ops.lookup(session, keys))
         except CacheError as error:
-            self._failed(error)
+            self._failed("lookup", error)
             return [Found(None, None)] * len(keys)
 
     async def put(
@@ -172,7 +172,7 @@ class Client(Base):
             put = ops.put_exported if export else ops.put
             await self._run(session, put(session, item, sources))
         except CacheError as error:
-            self._failed(error, failed_puts=1)
+            self._failed("put", error, failed_puts=1)
             return False
         self._count(puts=1)
         return True
@@ -198,7 +198,7 @@ class Client(Base):
             session = self._connection.session()
             reserved = await self._run(session, ops.reserve(session, item, place))
         except CacheError as error:
-            self._failed(error, failed_puts=1)
+            self._failed("put", error, failed_puts=1)
         return Reservation(self, reserved, item, claim)
 
     async def get_or_encode(
@@ -287,7 +287,7 @@ class Client(Base):
                 break
         except CacheError as error:
             claim._leave(False)
-            self._failed(error, misses=1)
+            self._failed("get", error, misses=1)
             return claim
         except BaseException:  # cancelled: what the daemon gives all the same is dropped
             claim._leave(False)

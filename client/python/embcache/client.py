@@ -117,7 +117,7 @@ class Client(Base):
                 hit or _run(session, ops.get(session, key, expect, place, wait, accept_pending))
             )
         except CacheError as error:
-            self._failed(error, misses=1)
+            self._failed("get", error, misses=1)
             return None
 
     def get_many(
@@ -132,7 +132,7 @@ class Client(Base):
             session = self._connection.session()
             results = _run(session, ops.get_many(session, keys, expects, place))
         except CacheError as error:
-            self._failed(error, misses=len(keys))
+            self._failed("get", error, misses=len(keys))
             return [None] * len(keys)
         return self._read_many(results)
 
@@ -142,7 +142,7 @@ class Client(Base):
             session = self._connection.session()
             return _run(session, ops.pop(session, key))
         except CacheError as error:
-            self._failed(error)
+            self._failed("pop", error)
             return None
 
     def contains(self, key: Key) -> Tier | None:
@@ -154,7 +154,7 @@ class Client(Base):
             session = self._connection.session()
             return _run(session, ops.contains(session, keys))
         except CacheError as error:
-            self._failed(error)
+            self._failed("contains", error)
             return [None] * len(keys)
 
     def lookup(self, keys: Sequence[Key]) -> _Found:
@@ -165,7 +165,7 @@ class Client(Base):
             session = self._connection.session()
             return _run(session, ops.lookup(session, keys))
         except CacheError as error:
-            self._failed(error)
+            self._failed("lookup", error)
             return [Found(None, None)] * len(keys)
 
     # --- Writing --------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Client(Base):
             put = ops.put_exported if export else ops.put
             _run(session, put(session, item, sources))
         except CacheError as error:
-            self._failed(error, failed_puts=1)
+            self._failed("put", error, failed_puts=1)
             return False
         self._count(puts=1)
         return True
@@ -230,7 +230,7 @@ class Client(Base):
             session = self._connection.session()
             reserved = _run(session, ops.reserve(session, item, place))
         except CacheError as error:
-            self._failed(error, failed_puts=1)
+            self._failed("put", error, failed_puts=1)
         return Reservation(self, reserved, item, claim)
 
     # --- Encoding once --------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class Client(Base):
                 break
         except CacheError as error:
             claim._leave(False)
-            self._failed(error, misses=1)
+            self._failed("get", error, misses=1)
             return claim
         if claim._hold is None:
             claim._leave(False)

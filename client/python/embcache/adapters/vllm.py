@@ -3,7 +3,7 @@
     --ec-transfer-config '{"ec_connector": "EmbcacheECConnector",
                            "ec_connector_module_path": "embcache.adapters.vllm",
                            "ec_role": "ec_both",
-                           "ec_connector_extra_config": {"socket_dir": "/run/embcache",
+                           "ec_connector_extra_config": {"socket_dir": "/run/embcache/0",
                                                          "variant": "processor 3"}}'
 
 The scheduler's side looks up all pictures of a request in one call, in the background, and defers
