@@ -81,7 +81,7 @@ void SharedTier::CancelLocked(Flight* flight, Waiters* owed) {
 
 bool SharedTier::Ask(const CacheKey& key, Callback done) {
   absl::MutexLock lock(&mu_);
-  if (stopping_ || IsClosedLocked(key.model()) || removing_.contains(key)) return false;
+  if (stopping_ || IsClosedLocked(key.model()) || pending_.contains(key)) return false;
   const absl::Duration now = Now();
   const auto found = flights_.find(key);
   if (found != flights_.end()) {

@@ -16,12 +16,12 @@
 // * A put, a removal or a new epoch overtakes a flight of the key: its value is not committed. That
 //   holds because each is announced here before (Removing, CloseModel) or is in the cache before
 //   (Stored) anybody hears of it, and the cache refuses under its own lock.
-// * While a removal is on its way to Redis, the key is not asked for. Removals wait as long as
-// Redis
-//   fails.
+// * A put that is not written to Redis, for whatever reason, is a removal there: what it replaced
+//   must not come back. While a write or a removal of a key waits or is under way, the key is not
+//   asked for. Removals wait as long as Redis fails.
 // * A model whose epoch was advanced here is closed: not asked for, not written, and marked in
-// Redis
-//   for all nodes of the namespace. Neither is one that has had an epoch before this daemon began.
+//   Redis for all nodes of the namespace. Neither is one that has had an epoch before this daemon
+//   began.
 // * When Redis fails repeatedly it is left alone for a while (shared_circuit.h).
 //
 // Thread-safe. Callbacks run without locks, on its threads or inside calls.
@@ -61,7 +61,7 @@ struct SharedTierOptions {
   SharedStoreOptions store;
   absl::Duration timeout = absl::Milliseconds(200);
   int threads = 4;
-  // Writes waiting: the newest is dropped when either bound is reached.
+  // Writes waiting: the newest is a removal instead when either bound is reached.
   uint64_t queue_entries = 4096;
   uint64_t queue_bytes = uint64_t{1} << 30;
   // Models that have had an epoch before: which weights this namespace means is not known.
@@ -139,6 +139,11 @@ class SharedTier {
     uint64_t generation = 0;  // of the entry to write; 0: remove
     uint64_t bytes = 0;
   };
+  // The jobs of a key.
+  struct Pending {
+    size_t jobs = 0;
+    bool removal_last = false;  // the last of them is a removal and has not begun
+  };
   struct Work {
     std::string model;       // to be closed, unless empty
     std::optional<Job> job;  // else
@@ -167,6 +172,8 @@ class SharedTier {
   absl::Status WriteEntry(const Job& job, SharedStore* store);
   void Closed(const absl::Status& status);
   void JobDone(const absl::Status& status);
+  void QueueRemovalLocked(const CacheKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetJobLocked(const CacheKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const SharedTierOptions options_;
   TieredCache* const cache_;
@@ -185,8 +192,8 @@ class SharedTier {
   size_t waiters_ ABSL_GUARDED_BY(mu_) = 0;
 
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<CacheKey, size_t> removing_ ABSL_GUARDED_BY(mu_);  // jobs of each
-  absl::flat_hash_map<std::string, bool> closed_ ABSL_GUARDED_BY(mu_);   // true: by this daemon
+  absl::flat_hash_map<CacheKey, Pending> pending_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, bool> closed_ ABSL_GUARDED_BY(mu_);  // true: by this daemon
   bool all_closed_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::string> to_close_ ABSL_GUARDED_BY(mu_);  // all that this daemon has closed
   size_t next_to_close_ ABSL_GUARDED_BY(mu_) = 0;           // those before are marked in Redis

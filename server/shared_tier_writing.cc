@@ -29,7 +29,11 @@ void SharedTier::Stored(const EntryInfo& info, uint64_t generation) {
                stats_.queued_writes >= options_.queue_entries ||
                stats_.queued_bytes + bytes > options_.queue_bytes) {
       ++stats_.dropped_writes;
+      QueueRemovalLocked(info.key);
     } else {
+      Pending& pending = pending_[info.key];
+      ++pending.jobs;
+      pending.removal_last = false;
       jobs_.push_back({.key = info.key, .generation = generation, .bytes = bytes});
       ++stats_.queued_writes;
       stats_.queued_bytes += bytes;
@@ -45,17 +49,29 @@ void SharedTier::Removing(const CacheKey& key) {
     absl::MutexLock lock(&mu_);
     const auto flight = flights_.find(key);
     if (flight != flights_.end()) CancelLocked(flight->second.get(), &owed);
-    if (stopping_ || IsClosedLocked(key.model())) {
-    } else if (stats_.queued_removals >= kMaxRemovals) {
-      ++stats_.lost_removals;
-    } else {
-      jobs_.push_back({.key = key});
-      ++removing_[key];
-      ++stats_.queued_removals;
-      work_due_.Signal();
-    }
+    if (!stopping_ && !IsClosedLocked(key.model())) QueueRemovalLocked(key);
   }
   for (Callback& done : owed) done();
+}
+
+void SharedTier::QueueRemovalLocked(const CacheKey& key) {
+  const auto found = pending_.find(key);
+  if (found != pending_.end() && found->second.removal_last) return;
+  if (stats_.queued_removals >= kMaxRemovals) {
+    ++stats_.lost_removals;
+    return;
+  }
+  jobs_.push_back({.key = key});
+  Pending& pending = pending_[key];
+  ++pending.jobs;
+  pending.removal_last = true;
+  ++stats_.queued_removals;
+  work_due_.Signal();
+}
+
+void SharedTier::ForgetJobLocked(const CacheKey& key) {
+  const auto found = pending_.find(key);
+  if (--found->second.jobs == 0) pending_.erase(found);
 }
 
 void SharedTier::CloseModel(absl::string_view model) {
@@ -91,6 +107,8 @@ std::optional<SharedTier::Work> SharedTier::NextWork() {
     } else if (close) {
       return Work{to_close_[next_to_close_], std::nullopt};
     } else {
+      Pending& pending = pending_[jobs_.front().key];
+      if (pending.jobs == 1) pending.removal_last = false;
       return Work{"", jobs_.front()};
     }
   }
@@ -163,12 +181,13 @@ void SharedTier::JobDone(const absl::Status& status) {
   bool tell = false;
   {
     absl::MutexLock lock(&mu_);
-    const Job& job = jobs_.front();
+    const Job job = jobs_.front();
     if (absl::IsAborted(status) && Now() - refusal_told_ > kRefusalsTold) {
       refusal_told_ = Now();
       tell = true;
     }
     if (job.generation != 0) {
+      jobs_.pop_front();
       --stats_.queued_writes;
       stats_.queued_bytes -= job.bytes;
       if (status.ok()) {
@@ -179,13 +198,16 @@ void SharedTier::JobDone(const absl::Status& status) {
       } else {
         ++stats_.write_failures;
       }
-      jobs_.pop_front();
+      // What it was to replace must not be read again. A later job of the key sees to that, too.
+      if (!status.ok() && pending_[job.key].jobs == 1 && !IsClosedLocked(job.key.model())) {
+        QueueRemovalLocked(job.key);
+      }
+      ForgetJobLocked(job.key);
     } else if (status.ok() || absl::IsAborted(status)) {
+      jobs_.pop_front();
       ++(status.ok() ? stats_.removals : stats_.lost_removals);
       --stats_.queued_removals;
-      const auto removing = removing_.find(job.key);
-      if (--removing->second == 0) removing_.erase(removing);
-      jobs_.pop_front();
+      ForgetJobLocked(job.key);
     }  // else it stays, for when Redis is there again
   }
   if (tell) spdlog::warn("shared tier: refused: {}", std::string(status.message()));
