@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace embcache {
@@ -69,6 +70,10 @@ absl::StatusOr<SharedStore::Found> SharedStore::Read(const CacheKey& key, absl::
   absl::StatusOr<RedisReply> reply =
       client_.Call(name, {"GETRANGE", name, "0", last}, options_.max_value_bytes, deadline);
   if (!reply.ok()) return reply.status();
+  if (absl::StartsWith(reply->text, "WRONGTYPE")) {
+    Remove(key, deadline).IgnoreError();
+    return absl::DataLossError("not a string there");
+  }
   if (reply->kind != RedisReply::Kind::kBytes) return Refused("GETRANGE", *reply);
   if (reply->size == 0) return absl::NotFoundError("no such value");
   const absl::StatusOr<bool> closed = IsClosed(key.model(), deadline);

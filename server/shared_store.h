@@ -58,9 +58,6 @@ class SharedStore {
   // From when it returns OK no node reads or writes entries of `model` under this namespace.
   absl::Status Close(absl::string_view model, absl::Duration deadline);
 
-  // Another number when a connection has been made since: Redis may have been started anew.
-  uint64_t connections() const { return client_.connections(); }
-
  private:
   std::string NameOf(const CacheKey& key) const;
   absl::StatusOr<bool> IsClosed(absl::string_view model, absl::Duration deadline);

@@ -81,7 +81,7 @@ void SharedTier::CancelLocked(Flight* flight, Waiters* owed) {
 
 bool SharedTier::Ask(const CacheKey& key, Callback done) {
   absl::MutexLock lock(&mu_);
-  if (stopping_ || IsClosedLocked(key.model()) || removing_.contains(key)) return false;
+  if (stopping_ || IsClosedLocked(key.model()) || pending_.contains(key)) return false;
   const absl::Duration now = Now();
   const auto found = flights_.find(key);
   if (found != flights_.end()) {
@@ -92,6 +92,7 @@ bool SharedTier::Ask(const CacheKey& key, Callback done) {
     ++waiters_;
     return true;
   }
+  read_wanted_ = now;
   if (flights_.size() >= kMaxFlights || waiters_ >= kMaxWaiters || !circuit_.Allow(now)) {
     ++stats_.not_asked;
     return false;
@@ -130,7 +131,7 @@ void SharedTier::RunTimer() {
 
 // --- Reading ------------------------------------------------------------------------------------
 
-void SharedTier::Learn(const absl::Status& status, absl::string_view model) {
+void SharedTier::Learn(const absl::Status& status, absl::string_view model, bool counts) {
   if (absl::IsCancelled(status)) return;
   bool opened = false;
   bool closed = false;
@@ -146,7 +147,7 @@ void SharedTier::Learn(const absl::Status& status, absl::string_view model) {
         closed = circuit_.Succeeded();
         break;
       default:
-        opened = circuit_.Failed(Now());
+        if (counts || circuit_.open()) opened = circuit_.Failed(Now());
     }
   }
   if (opened) {
@@ -188,8 +189,12 @@ uint64_t SharedTierStats::*SharedTier::Fly(Flight* flight, SharedStore* store) {
     if (flight->cancelled->load()) return &SharedTierStats::not_kept;
     if (flight->waiters.empty()) return &SharedTierStats::late;
   }
+  const absl::Duration left = flight->deadline - Now();
+  if (left <= absl::ZeroDuration()) return &SharedTierStats::late;
   const absl::StatusOr<SharedStore::Found> found = store->Read(flight->key, flight->deadline);
-  Learn(found.status(), flight->key.model());
+  // Where most of the time went in this node's own queue, the server is not to blame.
+  const bool fair = left >= options_.timeout / 2;
+  Learn(found.status(), flight->key.model(), fair);
   switch (found.status().code()) {
     case absl::StatusCode::kOk:
       return Keep(flight, found->value);
@@ -201,7 +206,7 @@ uint64_t SharedTierStats::*SharedTier::Fly(Flight* flight, SharedStore* store) {
                    std::string(found.status().message()));
       return &SharedTierStats::damaged;
     default:
-      return &SharedTierStats::failed;
+      return fair ? &SharedTierStats::failed : &SharedTierStats::late;
   }
 }
 

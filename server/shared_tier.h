@@ -16,12 +16,12 @@
 // * A put, a removal or a new epoch overtakes a flight of the key: its value is not committed. That
 //   holds because each is announced here before (Removing, CloseModel) or is in the cache before
 //   (Stored) anybody hears of it, and the cache refuses under its own lock.
-// * While a removal is on its way to Redis, the key is not asked for. Removals wait as long as
-// Redis
-//   fails.
+// * A put that is not written to Redis, for whatever reason, is a removal there: what it replaced
+//   must not come back. While a write or a removal of a key waits or is under way, the key is not
+//   asked for. Removals wait as long as Redis fails.
 // * A model whose epoch was advanced here is closed: not asked for, not written, and marked in
-// Redis
-//   for all nodes of the namespace. Neither is one that has had an epoch before this daemon began.
+//   Redis for all nodes of the namespace. Neither is one that has had an epoch before this daemon
+//   began.
 // * When Redis fails repeatedly it is left alone for a while (shared_circuit.h).
 //
 // Thread-safe. Callbacks run without locks, on its threads or inside calls.
@@ -61,7 +61,7 @@ struct SharedTierOptions {
   SharedStoreOptions store;
   absl::Duration timeout = absl::Milliseconds(200);
   int threads = 4;
-  // Writes waiting: the newest is dropped when either bound is reached.
+  // Writes waiting: the newest is a removal instead when either bound is reached.
   uint64_t queue_entries = 4096;
   uint64_t queue_bytes = uint64_t{1} << 30;
   // Models that have had an epoch before: which weights this namespace means is not known.
@@ -138,10 +138,17 @@ class SharedTier {
     CacheKey key;
     uint64_t generation = 0;  // of the entry to write; 0: remove
     uint64_t bytes = 0;
+    bool again = false;  // a removal that has failed
+  };
+  // The jobs of a key.
+  struct Pending {
+    size_t jobs = 0;
+    bool removal_last = false;  // the last of them is a removal and has not begun
+    bool settled = false;       // one that came after the one in failed_ was done
   };
   struct Work {
-    std::string model;       // to be closed, unless empty
-    std::optional<Job> job;  // else
+    std::optional<size_t> mark;  // which of to_close_
+    Job job;                     // else
   };
 
   absl::Duration Now() const { return clock_->MonotonicNow(); }
@@ -149,8 +156,9 @@ class SharedTier {
   Waiters TakeWaitersLocked(Flight* flight) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CancelLocked(Flight* flight, Waiters* owed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // What an operation on Redis tells about it and about the model.
-  void Learn(const absl::Status& status, absl::string_view model);
+  // What an operation on Redis tells about it and about the model. One that does not count leaves
+  // alone no server that has not been left alone already.
+  void Learn(const absl::Status& status, absl::string_view model, bool counts);
 
   void RunTimer();
   // Who has waited for too long; nobody: it is being stopped.
@@ -164,9 +172,19 @@ class SharedTier {
 
   void RunWrites();
   std::optional<Work> NextWork();
+  std::optional<Work> PickLocked(absl::Duration now, absl::Duration* next)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<size_t> MarkLocked(absl::Duration now, absl::Duration* next) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status WriteEntry(const Job& job, SharedStore* store);
-  void Closed(const absl::Status& status);
-  void JobDone(const absl::Status& status);
+  void Marked(size_t index, const absl::Status& status);
+  void JobDone(const Job& job, const absl::Status& status);
+  void WriteDoneLocked(const Job& job, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RemovalDoneLocked(const Job& job, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void QueueRemovalLocked(const CacheKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetJobLocked(const CacheKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const SharedTierOptions options_;
   TieredCache* const cache_;
@@ -185,12 +203,20 @@ class SharedTier {
   size_t waiters_ ABSL_GUARDED_BY(mu_) = 0;
 
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<CacheKey, size_t> removing_ ABSL_GUARDED_BY(mu_);  // jobs of each
-  absl::flat_hash_map<std::string, bool> closed_ ABSL_GUARDED_BY(mu_);   // true: by this daemon
+  // Removals to be tried again, at most one of a key; older than all in jobs_.
+  std::deque<Job> failed_ ABSL_GUARDED_BY(mu_);
+  absl::Duration again_at_ ABSL_GUARDED_BY(mu_);  // not before
+  absl::Duration read_wanted_ ABSL_GUARDED_BY(mu_) = -absl::InfiniteDuration();
+  absl::flat_hash_map<CacheKey, Pending> pending_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<std::string, bool> closed_ ABSL_GUARDED_BY(mu_);  // true: by this daemon
   bool all_closed_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::string> to_close_ ABSL_GUARDED_BY(mu_);  // all that this daemon has closed
-  size_t next_to_close_ ABSL_GUARDED_BY(mu_) = 0;           // those before are marked in Redis
-  absl::Duration close_at_ ABSL_GUARDED_BY(mu_);            // not before
+  // Those before marked_ have been marked in Redis; those before marked_again_ in this round, too.
+  size_t marked_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t marked_again_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Duration mark_at_ ABSL_GUARDED_BY(mu_);        // the next first mark, not before
+  absl::Duration mark_again_at_ ABSL_GUARDED_BY(mu_);  // the next other one, not before
+  bool mark_next_ ABSL_GUARDED_BY(mu_) = true;         // marks and jobs take turns
   absl::Duration refusal_told_ ABSL_GUARDED_BY(mu_) = -absl::InfiniteDuration();
   SharedTierStats stats_ ABSL_GUARDED_BY(mu_);  // the counters, and the queue's
 

@@ -12,8 +12,17 @@ namespace {
 
 // Nobody waits for a write, and large values take their time.
 constexpr int kWritePatience = 10;  // times the time-out
-constexpr absl::Duration kCloseRetry = absl::Seconds(5);
+// After one that failed. As long as one lasts, others are served.
+constexpr absl::Duration kRemoveAgain = absl::Seconds(5);
+constexpr absl::Duration kMarkRetry = absl::Seconds(1);
+// A Redis may be started anew, or emptied, at any time.
+constexpr absl::Duration kMarkAgain = absl::Seconds(10);
+// So long after a read that a Redis which fails is tried by a write, not by the next read.
+constexpr absl::Duration kReadsFirst = absl::Seconds(1);
 constexpr absl::Duration kRefusalsTold = absl::Minutes(1);
+
+// Of the job that is none beside a mark.
+CacheKey NoKey() { return *CacheKey::Create("none", std::string(32, '\0'), ""); }
 
 }  // namespace
 
@@ -29,7 +38,11 @@ void SharedTier::Stored(const EntryInfo& info, uint64_t generation) {
                stats_.queued_writes >= options_.queue_entries ||
                stats_.queued_bytes + bytes > options_.queue_bytes) {
       ++stats_.dropped_writes;
+      QueueRemovalLocked(info.key);
     } else {
+      Pending& pending = pending_[info.key];
+      ++pending.jobs;
+      pending.removal_last = false;
       jobs_.push_back({.key = info.key, .generation = generation, .bytes = bytes});
       ++stats_.queued_writes;
       stats_.queued_bytes += bytes;
@@ -45,17 +58,29 @@ void SharedTier::Removing(const CacheKey& key) {
     absl::MutexLock lock(&mu_);
     const auto flight = flights_.find(key);
     if (flight != flights_.end()) CancelLocked(flight->second.get(), &owed);
-    if (stopping_ || IsClosedLocked(key.model())) {
-    } else if (stats_.queued_removals >= kMaxRemovals) {
-      ++stats_.lost_removals;
-    } else {
-      jobs_.push_back({.key = key});
-      ++removing_[key];
-      ++stats_.queued_removals;
-      work_due_.Signal();
-    }
+    if (!stopping_ && !IsClosedLocked(key.model())) QueueRemovalLocked(key);
   }
   for (Callback& done : owed) done();
+}
+
+void SharedTier::QueueRemovalLocked(const CacheKey& key) {
+  const auto found = pending_.find(key);
+  if (found != pending_.end() && found->second.removal_last) return;
+  if (stats_.queued_removals >= kMaxRemovals) {
+    ++stats_.lost_removals;
+    return;
+  }
+  jobs_.push_back({.key = key});
+  Pending& pending = pending_[key];
+  ++pending.jobs;
+  pending.removal_last = true;
+  ++stats_.queued_removals;
+  work_due_.Signal();
+}
+
+void SharedTier::ForgetJobLocked(const CacheKey& key) {
+  const auto found = pending_.find(key);
+  if (--found->second.jobs == 0) pending_.erase(found);
 }
 
 void SharedTier::CloseModel(absl::string_view model) {
@@ -65,12 +90,15 @@ void SharedTier::CloseModel(absl::string_view model) {
     for (auto& [key, flight] : flights_) {
       if (key.model() == model) CancelLocked(flight.get(), &owed);
     }
-    bool& by_us = closed_[model];
-    if (!by_us && to_close_.size() >= kMaxClosedModels) {
+    const auto found = closed_.find(model);
+    const bool known = found != closed_.end();
+    if (all_closed_ || (known && found->second)) {
+    } else if ((!known && closed_.size() >= kMaxClosedModels) ||
+               to_close_.size() >= kMaxClosedModels) {
       all_closed_ = true;  // no model is shared rather than one too many
-      spdlog::error("shared tier: off: {} models were closed", to_close_.size());
-    } else if (!by_us) {
-      by_us = true;
+      spdlog::error("shared tier: off: {} models were closed", closed_.size());
+    } else {
+      closed_[model] = true;
       to_close_.emplace_back(model);
       work_due_.Signal();
     }
@@ -78,44 +106,84 @@ void SharedTier::CloseModel(absl::string_view model) {
   for (Callback& done : owed) done();
 }
 
+std::optional<size_t> SharedTier::MarkLocked(absl::Duration now, absl::Duration* next) const {
+  if (to_close_.empty()) return std::nullopt;
+  if (marked_ < to_close_.size()) {
+    if (now >= mark_at_) return marked_;
+    *next = std::min(*next, mark_at_);
+  }
+  if (marked_ == 0) return std::nullopt;
+  if (now >= mark_again_at_) return marked_again_ < marked_ ? marked_again_ : 0;
+  *next = std::min(*next, mark_again_at_);
+  return std::nullopt;
+}
+
+// What may be done now; nothing: `next` is when there may be something.
+std::optional<SharedTier::Work> SharedTier::PickLocked(absl::Duration now, absl::Duration* next) {
+  while (!failed_.empty()) {
+    Pending& pending = pending_[failed_.front().key];
+    if (!pending.settled && pending.jobs == 1) break;
+    pending.settled = false;  // another has seen to it, or will
+    --stats_.queued_removals;
+    ForgetJobLocked(failed_.front().key);
+    failed_.pop_front();
+  }
+  const bool again = !failed_.empty() && now >= again_at_;
+  if (!failed_.empty() && !again) *next = std::min(*next, again_at_);
+  const bool any_job = again || !jobs_.empty();
+  const std::optional<size_t> mark = MarkLocked(now, next);
+  if (!mark.has_value() && !any_job) return std::nullopt;
+  if (circuit_.open() && now < read_wanted_ + kReadsFirst) {
+    *next = read_wanted_ + kReadsFirst;
+    return std::nullopt;
+  }
+  if (!circuit_.Allow(now)) {
+    *next = circuit_.retry_at();
+    return std::nullopt;
+  }
+  const bool take_mark = mark.has_value() && (mark_next_ || !any_job);
+  mark_next_ = !take_mark;
+  if (take_mark) return Work{mark, Job{.key = NoKey()}};
+  std::deque<Job>& from = again ? failed_ : jobs_;
+  Work work{std::nullopt, std::move(from.front())};
+  from.pop_front();
+  Pending& pending = pending_[work.job.key];
+  if (pending.jobs == 1) pending.removal_last = false;
+  return work;
+}
+
 std::optional<SharedTier::Work> SharedTier::NextWork() {
   absl::MutexLock lock(&mu_);
   while (!stopping_) {
     const absl::Duration now = Now();
-    const bool any_to_close = next_to_close_ < to_close_.size();
-    const bool close = any_to_close && now >= close_at_;
-    if (!close && jobs_.empty()) {
-      work_due_.WaitWithTimeout(&mu_, any_to_close ? close_at_ - now : absl::InfiniteDuration());
-    } else if (!circuit_.Allow(now)) {
-      work_due_.WaitWithTimeout(&mu_, circuit_.retry_at() - now);
-    } else if (close) {
-      return Work{to_close_[next_to_close_], std::nullopt};
-    } else {
-      return Work{"", jobs_.front()};
-    }
+    absl::Duration next = absl::InfiniteDuration();
+    if (std::optional<Work> work = PickLocked(now, &next)) return work;
+    work_due_.WaitWithTimeout(&mu_, next - now);
   }
   return std::nullopt;
 }
 
 void SharedTier::RunWrites() {
   SharedStore store(options_.store, stop_fd_.get(), clock_);
-  uint64_t connections = 0;
   while (const std::optional<Work> work = NextWork()) {
     const absl::Duration deadline = Now() + kWritePatience * options_.timeout;
-    if (!work->job.has_value()) {
-      Closed(store.Close(work->model, deadline));
-    } else if (work->job->generation == 0) {
-      const absl::Status removed = store.Remove(work->job->key, deadline);
-      if (!absl::IsAborted(removed)) Learn(removed, work->job->key.model());
-      JobDone(removed);
+    if (work->mark.has_value()) {
+      std::string model;
+      {
+        absl::MutexLock lock(&mu_);
+        model = to_close_[*work->mark];
+      }
+      const absl::Status marked = store.Close(model, deadline);
+      if (!absl::IsAborted(marked)) Learn(marked, "", /*counts=*/false);
+      Marked(*work->mark, marked);
+    } else if (work->job.generation == 0) {
+      const absl::Status removed = store.Remove(work->job.key, deadline);
+      // A key may fail alone, and for ever: in a Cluster others are on other servers.
+      if (!absl::IsAborted(removed)) Learn(removed, work->job.key.model(), !work->job.again);
+      JobDone(work->job, removed);
     } else {
-      JobDone(WriteEntry(*work->job, &store));
+      JobDone(work->job, WriteEntry(work->job, &store));
     }
-    if (connections == store.connections()) continue;
-    // Redis may have been started anew and have forgotten what was closed.
-    connections = store.connections();
-    absl::MutexLock lock(&mu_);
-    next_to_close_ = 0;
   }
 }
 
@@ -142,53 +210,84 @@ absl::Status SharedTier::WriteEntry(const Job& job, SharedStore* store) {
   SealSharedValue(*info, &value);
   absl::Status written = store->Write(*info, value, Now() + kWritePatience * options_.timeout);
   if (!absl::IsNotFound(written) && !absl::IsAborted(written)) {
-    Learn(written, job.key.model());
+    Learn(written, job.key.model(), /*counts=*/true);
   }
   return written;
 }
 
-void SharedTier::Closed(const absl::Status& status) {
-  if (!absl::IsAborted(status)) Learn(status, "");
-  absl::MutexLock lock(&mu_);
-  if (status.ok()) {
-    spdlog::info("shared tier: model \"{}\" is closed for all nodes of the namespace",
-                 to_close_[next_to_close_]);
-    ++next_to_close_;
-  } else {
-    close_at_ = Now() + (absl::IsAborted(status) ? kCloseRetry : absl::ZeroDuration());
+void SharedTier::Marked(size_t index, const absl::Status& status) {
+  std::string told;
+  {
+    absl::MutexLock lock(&mu_);
+    const absl::Duration now = Now();
+    if (index < marked_) {
+      marked_again_ = index + 1;  // one that failed has its turn in the next round again
+      if (!status.ok()) mark_again_at_ = now + kMarkRetry;
+      if (marked_again_ >= marked_) mark_again_at_ = now + kMarkAgain;
+    } else if (status.ok()) {
+      told = to_close_[index];
+      if (marked_ == 0) mark_again_at_ = now + kMarkAgain;
+      if (marked_again_ == marked_) ++marked_again_;
+      ++marked_;
+    } else {
+      mark_at_ = now + kMarkRetry;
+      std::swap(to_close_[index], to_close_.back());  // let others try
+    }
   }
+  if (told.empty()) return;
+  spdlog::info("shared tier: model \"{}\" is closed for all nodes of the namespace", told);
 }
 
-void SharedTier::JobDone(const absl::Status& status) {
+void SharedTier::JobDone(const Job& job, const absl::Status& status) {
   bool tell = false;
   {
     absl::MutexLock lock(&mu_);
-    const Job& job = jobs_.front();
     if (absl::IsAborted(status) && Now() - refusal_told_ > kRefusalsTold) {
       refusal_told_ = Now();
       tell = true;
     }
     if (job.generation != 0) {
-      --stats_.queued_writes;
-      stats_.queued_bytes -= job.bytes;
-      if (status.ok()) {
-        ++stats_.writes;
-        stats_.written_bytes += job.bytes;
-      } else if (absl::IsNotFound(status) || absl::IsFailedPrecondition(status)) {
-        ++stats_.dropped_writes;
-      } else {
-        ++stats_.write_failures;
-      }
-      jobs_.pop_front();
-    } else if (status.ok() || absl::IsAborted(status)) {
-      ++(status.ok() ? stats_.removals : stats_.lost_removals);
-      --stats_.queued_removals;
-      const auto removing = removing_.find(job.key);
-      if (--removing->second == 0) removing_.erase(removing);
-      jobs_.pop_front();
-    }  // else it stays, for when Redis is there again
+      WriteDoneLocked(job, status);
+    } else {
+      RemovalDoneLocked(job, status);
+    }
   }
   if (tell) spdlog::warn("shared tier: refused: {}", std::string(status.message()));
+}
+
+void SharedTier::WriteDoneLocked(const Job& job, const absl::Status& status) {
+  --stats_.queued_writes;
+  stats_.queued_bytes -= job.bytes;
+  if (status.ok()) {
+    ++stats_.writes;
+    stats_.written_bytes += job.bytes;
+  } else if (absl::IsNotFound(status) || absl::IsFailedPrecondition(status)) {
+    ++stats_.dropped_writes;
+  } else {
+    ++stats_.write_failures;
+  }
+  Pending& pending = pending_[job.key];
+  pending.settled = status.ok();
+  // What it was to replace must not be read again. Another job of the key sees to that, too.
+  if (!status.ok() && pending.jobs == 1 && !IsClosedLocked(job.key.model())) {
+    QueueRemovalLocked(job.key);
+  }
+  ForgetJobLocked(job.key);
+}
+
+void SharedTier::RemovalDoneLocked(const Job& job, const absl::Status& status) {
+  Pending& pending = pending_[job.key];
+  pending.settled = status.ok();
+  if (!status.ok() && !absl::IsAborted(status)) again_at_ = Now() + kRemoveAgain;
+  if (status.ok() || absl::IsAborted(status)) {
+    ++(status.ok() ? stats_.removals : stats_.lost_removals);
+  } else if (pending.jobs == 1) {
+    pending.removal_last = true;
+    failed_.push_back({.key = job.key, .again = true});
+    return;  // it still waits
+  }
+  --stats_.queued_removals;
+  ForgetJobLocked(job.key);
 }
 
 }  // namespace embcache

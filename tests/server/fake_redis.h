@@ -90,6 +90,10 @@ class FakeRedis {
     absl::MutexLock lock(&mu_);
     data_[key] = value;
   }
+  void Clear() {
+    absl::MutexLock lock(&mu_);
+    data_.clear();
+  }
   std::map<std::string, std::string> data() const {
     absl::MutexLock lock(&mu_);
     return data_;

@@ -130,6 +130,16 @@ TEST_F(SharedStoreTest, AServerThatClaimsAHugeLengthIsNotBelieved) {
   EXPECT_EQ(Read(), absl::StatusCode::kResourceExhausted);
 }
 
+TEST_F(SharedStoreTest, AValueThatIsNoStringIsDamagedAndRemoved) {
+  ASSERT_TRUE(Write(info_).ok());
+  redis_.OnCommand([](const Command& command) -> std::optional<Answer> {
+    if (command[0] != "GETRANGE") return std::nullopt;
+    return Answer{"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"};
+  });
+  EXPECT_EQ(Read(), absl::StatusCode::kDataLoss);
+  EXPECT_FALSE(IsThere());
+}
+
 TEST_F(SharedStoreTest, ARefusalIsToldApartFromAFailure) {
   redis_.OnCommand([](const Command&) { return Answer{"-OOM command not allowed\r\n"}; });
   EXPECT_EQ(Read(), absl::StatusCode::kAborted);
