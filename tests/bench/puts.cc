@@ -59,7 +59,7 @@ Round Puts(
     std::vector<double> times;
     absl::Time due = absl::Now();
     for (int i = 0; i < kPutsPerRound; ++i, due += interval) {
-      absl::SleepFor(due - absl::Now());
+      absl::SleepFor(due - absl::Now());  // the pace that is measured; not at all back to back
       const double start = NowMicros();
       const absl::Status put =
           ReserveCopyCommit(*client, *next, (*payloads)[*next % payloads->size()]);

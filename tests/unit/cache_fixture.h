@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "storage/executor.h"
+#include "storage/memory_store.h"
 #include "storage/tiered_cache.h"
 #include "tests/unit/heap_memory.h"
 #include "tests/unit/manual_copy_engine.h"
@@ -156,6 +157,20 @@ class CacheFixture : public ::testing::Test {
   HeapMemory memory_;
   PutGate gate_;
   std::unique_ptr<TieredCache> cache_;
+};
+
+// With an L3 in memory.
+class CacheWithStoreFixture : public CacheFixture {
+ protected:
+  void StartWithStore(uint64_t l1_units, uint64_t l2_units, TieredCacheOptions options = {}) {
+    StartCache(l1_units, l2_units, &store_, options);
+  }
+  void Restart(uint64_t l1_units, uint64_t l2_units, TieredCacheOptions options = {}) {
+    Settle();
+    StartWithStore(l1_units, l2_units, options);
+  }
+
+  MemoryStore store_{uint64_t{64} << 20};
 };
 
 }  // namespace embcache

@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 
@@ -35,23 +36,38 @@ TEST(PutGateTest, WithoutPatienceAPutHoldsUpNothing) {
 }
 
 TEST(PutGateTest, TheEndOfAPutWakesWhoWaits) {
-  PutGate gate(absl::ZeroDuration());
-  gate.Set(true, kForever);
-  bool quiet = false;
-  std::thread writer([&] { quiet = gate.Wait(); });
-  gate.Set(false, kForever);
-  writer.join();
-  EXPECT_TRUE(quiet);
+  for (int i = 0; i < 200; ++i) {
+    PutGate gate(absl::ZeroDuration());
+    gate.Set(true, kForever);
+    bool quiet = false;
+    absl::Notification begun;
+    std::thread writer([&] {
+      begun.Notify();
+      quiet = gate.Wait();
+    });
+    begun.WaitForNotification();
+    gate.Set(false, kForever);
+    writer.join();
+    EXPECT_TRUE(quiet);
+  }
 }
 
+// Often, since only some of the writers wait already when patience ends.
 TEST(PutGateTest, WhoeverRunsOutOfPatienceDoesSoAtOnce) {
-  PutGate gate(absl::ZeroDuration());
-  gate.Set(true, kForever);
-  bool quiet = true;
-  std::thread writer([&] { quiet = gate.Wait(); });
-  gate.Set(true, absl::ZeroDuration());
-  writer.join();
-  EXPECT_FALSE(quiet);
+  for (int i = 0; i < 200; ++i) {
+    PutGate gate(absl::ZeroDuration());
+    gate.Set(true, kForever);
+    bool quiet = true;
+    absl::Notification begun;
+    std::thread writer([&] {
+      begun.Notify();
+      quiet = gate.Wait();
+    });
+    begun.WaitForNotification();
+    gate.Set(true, absl::ZeroDuration());
+    writer.join();
+    EXPECT_FALSE(quiet);
+  }
 }
 
 TEST(PutGateTest, WorkDoesNotBeginRightAfterAPut) {

@@ -48,6 +48,13 @@ class RocksDbStoreSmallDiskTest : public RocksDbStoreFixture {
       ASSERT_TRUE(Has(next_ - 1));
     }
   }
+  // Costs the other records nothing.
+  void ExpectRefusedAlone(const TestRecord& record) {
+    EXPECT_TRUE(absl::IsResourceExhausted(PutRecord(*store_, record)));
+    EXPECT_TRUE(store_->GetStats().writable);
+    EXPECT_EQ(store_->GetStats().io_errors, 0);
+    EXPECT_TRUE(Has(0));
+  }
   bool Has(uint64_t number) {
     return ReadPayload(*store_, TestKey(absl::StrCat(number))) ==
            TestBytes(kValueBytes, 1 + number);
@@ -87,10 +94,7 @@ TEST_F(RocksDbStoreSmallDiskTest, AValueThatTheDiskNeverHoldsDoesNotStopTheOther
   ASSERT_NO_FATAL_FAILURE(OpenOnDiskOf(24 * kMiB));
   ASSERT_NO_FATAL_FAILURE(ExpectPuts(10));
   const TestRecord large = MakeRecord(TestKey("large"), 30 * kMiB, 1000);
-  EXPECT_TRUE(absl::IsResourceExhausted(PutRecord(*store_, large)));
-  EXPECT_TRUE(store_->GetStats().writable);
-  EXPECT_EQ(store_->GetStats().io_errors, 0);
-  EXPECT_TRUE(Has(0));
+  ExpectRefusedAlone(large);
 }
 
 TEST_F(RocksDbStoreSmallDiskTest, AValueThatIsLargerThanWhatIsLeftOfTheDiskDoesNotStopTheOthers) {
@@ -99,10 +103,7 @@ TEST_F(RocksDbStoreSmallDiskTest, AValueThatIsLargerThanWhatIsLeftOfTheDiskDoesN
   WriteFile(disk_.path() + "/other", std::string(40 * kMiB, 'o'));
   ASSERT_NO_FATAL_FAILURE(ExpectPuts(10));
   const TestRecord large = MakeRecord(TestKey("large"), 30 * kMiB, 1000);
-  EXPECT_TRUE(absl::IsResourceExhausted(PutRecord(*store_, large)));
-  EXPECT_TRUE(store_->GetStats().writable);
-  EXPECT_EQ(store_->GetStats().io_errors, 0);
-  EXPECT_TRUE(Has(0));
+  ExpectRefusedAlone(large);
   std::filesystem::remove(disk_.path() + "/other");
   EXPECT_TRUE(PutRecord(*store_, large).ok());
 }

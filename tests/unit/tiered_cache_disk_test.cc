@@ -3,21 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "storage/memory_store.h"
 #include "tests/unit/cache_fixture.h"
 
 namespace embcache {
 namespace {
 
-class TieredCacheDiskTest : public CacheFixture {
+class TieredCacheDiskTest : public CacheWithStoreFixture {
  protected:
-  void StartWithStore(uint64_t l1_units, uint64_t l2_units, TieredCacheOptions options = {}) {
-    StartCache(l1_units, l2_units, &store_, options);
-  }
-  void Restart(uint64_t l1_units, uint64_t l2_units, TieredCacheOptions options = {}) {
-    Settle();
-    StartWithStore(l1_units, l2_units, options);
-  }
   static TieredCacheOptions Evicting() {
     TieredCacheOptions options;
     options.l3_write = L3WriteMode::kEvict;
@@ -37,8 +29,6 @@ class TieredCacheDiskTest : public CacheFixture {
     std::memset(DataAt((*place)->location), 'm', units * kUnit);
     return cache_->Commit((*place)->id).status();
   }
-
-  MemoryStore store_{uint64_t{64} << 20};
 };
 
 TEST_F(TieredCacheDiskTest, AnEntryStoredBeforeARestartIsAHitAfterIt) {

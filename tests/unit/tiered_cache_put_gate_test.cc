@@ -6,24 +6,12 @@
 #include <string>
 
 #include "absl/time/clock.h"
-#include "storage/memory_store.h"
 #include "tests/unit/cache_fixture.h"
 
 namespace embcache {
 namespace {
 
-class TieredCachePutGateTest : public CacheFixture {
- protected:
-  void StartWithStore(uint64_t l1_units, uint64_t l2_units, TieredCacheOptions options = {}) {
-    StartCache(l1_units, l2_units, &store_, options);
-  }
-  void Restart(uint64_t l1_units, uint64_t l2_units) {
-    Settle();
-    StartWithStore(l1_units, l2_units);
-  }
-
-  MemoryStore store_{uint64_t{64} << 20};
-};
+using TieredCachePutGateTest = CacheWithStoreFixture;
 
 TEST_F(TieredCachePutGateTest, TheStoreIsAskedToWaitWhileAPutIsUnderWay) {
   StartWithStore(100, 0);
